@@ -49,6 +49,7 @@ requirements: ## Write the hash of every file of every pinned version into requi
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --target $(TOOLS) $(LOCK_TOOL)
 	@grep -v '^torch==' requirements.txt | $(TOOLS)/bin/uv pip compile -q --no-deps --universal --generate-hashes \
 		--no-annotate --python-version 3.11 --custom-compile-command "make requirements" -o requirements.lock -
+	@$(BIN)/python -m tools.images
 
 sbom: setup ## Write what is installed, with versions and licences, as build/sbom.json (CycloneDX)
 	@mkdir -p build

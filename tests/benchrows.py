@@ -177,7 +177,8 @@ def write_row(
     paths.predictions.write_text(
         "".join(json.dumps({**a, "exact_match": False}) + "\n" for a in answers)
     )
-    paths.rank_log(0, "stderr").write_text(f"the last words of {model}\n")
+    paths.rank_log(0, 0, "stderr").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stderr").write_text(f"the last words of {model}\n")
     return root
 
 

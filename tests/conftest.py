@@ -141,6 +141,22 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     assert not left, "still running after the tests:\n" + "\n".join(left)
 
 
+@pytest.fixture(autouse=True)
+def outlines_are_made_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare a process with transformers the child that would import transformers again."""
+    if "transformers" not in sys.modules or "outline_in_a_child" in request.fixturenames:
+        return
+    from workbench.finetune.job import outlined
+    from workbench.finetune.model.outline import answer
+
+    monkeypatch.setattr(outlined, "replies", lambda _, *, request, **__: [answer(request)])
+
+
+@pytest.fixture
+def outline_in_a_child() -> None:
+    """Make outlines of models in a child in this test."""
+
+
 def left_after(*marks: str) -> list[str]:
     """Processes with one of the marks that do not end within some time, one line each."""
     deadline = time.monotonic() + LEFT_AFTER_S

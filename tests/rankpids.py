@@ -19,6 +19,9 @@ def pids_of(rank: Path) -> list[int]:
     pids: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "fd" / "1").readlink().parent == rank:
+            output = (folder / "fd" / "1").readlink()
+            # A rank writes through `attempt-N/rank-R.stdout.pipe` beside its folder.
+            of_run = output.parent.parent == rank.parent
+            if of_run and output.name.startswith(f"{rank.name}.stdout."):
                 pids.append(int(folder.name))
     return pids

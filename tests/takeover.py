@@ -38,9 +38,9 @@ def kill_keeper(cluster: Cluster) -> int:
 
 
 def printed(run: Run, rank: int) -> str:
-    """Return what has come of a rank's output."""
-    path = run.paths.rank_log(rank, "stdout")
-    return path.read_text(errors="replace") if path.exists() else ""
+    """Return what has come of a rank's output, in all attempts."""
+    logs = [run.paths.rank_log(attempt, rank, "stdout") for attempt in range(10)]
+    return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
 
 def exact(run: Run, lines: int, ranks: int = 2) -> None:

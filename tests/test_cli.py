@@ -369,3 +369,52 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
     assert result.error.host.startswith("127.0.0.")
     assert "Traceback" in result.error.traceback
     assert "Run failed" in capsys.readouterr().out
+
+
+ODD = [
+    *("", "-", "a\0b", "\udcff", "a\nb", "\x1b[31mx", "~no-such-person/y", "a" * 5000, "x/" * 3000),
+    *("pipe", "bytes.json", "deep.json", "number.json", "list.json", "nul.json", "9" * 5000, "nan"),
+    *("-1", "1e400", "٣", "*", "["),
+]
+PLACES = [
+    *("run {}", "run list.json --out {}", "doctor {}", "plan {}", "plan bytes.json --json {}"),
+    *(
+        "plan nul.json --gpu-memory-gib {}",
+        "ls {}",
+        "ls --name {}",
+        "ls --state {}",
+        "ls --sort {}",
+    ),
+    *(
+        "ls --json {}",
+        "logs {}",
+        "logs x --rank {}",
+        "logs x --tail {}",
+        "stop {}",
+        "stop {} --kill",
+    ),
+    *("attach {}", "report {}", "report x --out {}", "completion {}", "verify {} --list"),
+    *("verify --list --only {}", "verify --list --minutes {}", "{}"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_word_ends_a_command_with_a_traceback_or_reaches_the_terminal_as_a_control(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("bytes.json").write_bytes(b"\xff\xfe{")
+    Path("deep.json").write_text("[" * 100_000)
+    Path("number.json").write_text('{"job": {"kind": "finetune", "max_steps": ' + "9" * 6000 + "}}")
+    Path("list.json").write_text("[]")
+    Path("nul.json").write_text('{"job": {"kind": "script", "path": "a\\u0000b"}}')
+    for word in ODD:
+        argv = [word if each == "{}" else each for each in place.split()]
+        try:
+            code = main(argv)
+        except SystemExit as end:  # of argparse
+            code = end.code  # type: ignore[assignment]
+        assert code in (0, 1, 2)
+        told = "".join(capsys.readouterr())
+        assert "\x1b" not in told and "\0" not in told, told[-200:]

@@ -338,7 +338,7 @@ def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
 
 
 def _log(run: Run) -> str:
-    path = run.paths.rank_log(0, "stdout")
+    path = run.paths.rank_log(0, 0, "stdout")
     return path.read_text() if path.exists() else ""
 
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Script, SSHPods
-from workbench.finetune.methods.registry import METHOD_NAMES, MethodName
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, TechniqueName
+from workbench.finetune.methods.registry import METHODS, MethodName
+from workbench.finetune.techniques.registry import TECHNIQUES, TechniqueName
 from workbench.jobs.launcher import Launcher, LauncherName
 from workbench.places import CMLProject
 from workbench.results import FineTuneResult, RunResult
@@ -51,8 +51,8 @@ def test_a_project_completes_its_verbs_too() -> None:
 
 
 def test_closed_sets_are_literals_with_the_names_of_the_registries() -> None:
-    assert get_args(TechniqueName) == TECHNIQUE_NAMES
-    assert get_args(MethodName) == METHOD_NAMES
+    assert get_args(TechniqueName) == tuple(each.name for each in TECHNIQUES)
+    assert get_args(MethodName) == tuple(each.name for each in METHODS)
     assert get_args(LauncherName) == tuple(map(str, Launcher))
     hints = get_type_hints(FineTune)
     assert (hints["technique"], hints["method"], hints["launcher"]) == (

@@ -159,7 +159,7 @@ while True:
 
 def beats(run: Run) -> bool:
     assert not run.state.is_terminal, run.message
-    logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
+    logs = [run.paths.rank_log(0, rank, "stdout") for rank in range(2)]
     return all(log.exists() and "line 3" in log.read_text() for log in logs)
 
 

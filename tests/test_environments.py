@@ -167,7 +167,7 @@ def test_packages_that_do_not_go_together_fail_the_run_in_words(
     assert str(log) in result.message
     assert "wb_thing==3.0" in log.read_text()
     assert environments(pods) == before
-    assert not (run.paths.logs / "rank-0.stdout.log").exists()
+    assert not run.paths.rank_log(0, 0, "stdout").exists()
 
 
 def test_an_index_that_does_not_answer_is_named_and_its_password_is_not(

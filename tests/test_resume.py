@@ -19,6 +19,7 @@ from rankpids import pids_of
 from tests.support.sentences import says
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
+from workbench.base.process import rank_log
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.events import parse_event
 from workbench.rundir.state import RunState
@@ -152,11 +153,17 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     assert curve(run) == curve(whole)
     assert [step for step, _ in RunView(run.path).curves["loss"]] == list(range(1, STEPS + 1))
     assert (result.steps, result.eval_loss) == (STEPS, whole.result.eval_loss)
-    log = run.paths.rank_log(1, "stdout").read_text()
-    assert log.count('"kind": "first_step"') == 3, (
-        "one log for all attempts, on a pod that is another one too"
-    )
-    assert "\0" not in log
+    for attempt in range(3):
+        log = run.paths.rank_log(attempt, 1, "stdout").read_text()
+        assert log.count('"kind": "first_step"') == 1, "a log for every attempt"
+        assert "\0" not in log
+    sent = Path(cluster.pods[1].root, "runs", run.id)
+    assert not (sent / "attempt-0").exists(), "nothing of an earlier attempt goes to a new pod"
+    joined = run.logs(1, tail=None)
+    assert [line for line in joined.splitlines() if line.startswith("--- restart")] == [
+        f"--- restart {number}: {restart.what} ---"
+        for number, restart in enumerate(result.restarts, start=1)
+    ]
     assert {pod.phase for pod in cluster.pods} == {"Running"}
 
 
@@ -175,7 +182,7 @@ def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_c
     def steps_told() -> int:
         """The steps that rank 0 told, from its own file: what came here lags behind under load."""
         try:
-            told = Path(cluster.pods[0].root, "runs", run.id, "rank-0", "stdout.log").read_text()
+            told = Path(cluster.pods[0].root, "runs", run.id, rank_log(0, 0, "stdout")).read_text()
         except FileNotFoundError:
             return 0
         return sum(
@@ -319,7 +326,7 @@ def left(cluster: Cluster, killed: Run) -> Run:
     """A run that was cancelled and left its checkpoints where they were written."""
     run = submit(cluster, save_steps=1)
     rank = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1"
-    until(lambda: (rank / "stdout.log").exists())
+    until(lambda: (rank.parent / rank_log(0, 1, "stdout")).exists())
     pid = pid_of(rank)
     until(lambda: a_moment_later(pid) and len(on_the_pods(cluster, run)) > 1, every_s=0.005)
     run.cancel()

@@ -9,11 +9,14 @@ import pytest
 
 import workbench
 from workbench import (
+    Benchmark,
     Cluster,
     FineTune,
+    Function,
     LocalPods,
     PodSpec,
     Run,
+    Script,
     SSHPods,
     compare,
     gpus_for,
@@ -55,6 +58,10 @@ CALLS: dict[str, Callable[[object], object]] = {
     "SSHPods(key)": lambda value: SSHPods(hosts=["a"], key=value),
     "PodSpec(cpus)": lambda value: PodSpec(cpus=value),
     "FineTune(model)": lambda value: FineTune(model=value),
+    "Cluster(path=)": lambda value: Cluster(LocalPods(), path=value),
+    "Benchmark(path)": lambda value: Benchmark([Script(path="a.py")], pods=[1], path=value),
+    "history(state)": lambda value: history(state=value),
+    "history(within)": lambda value: history(within=value),
 }
 FINE = {
     ("SSHPods(key)", "long text"),
@@ -62,6 +69,13 @@ FINE = {
     ("PodSpec(cpus)", "number"),
     ("FineTune(model)", "long text"),
     ("FineTune(model)", "absent home"),
+    ("Cluster(path=)", "none"),
+    ("Cluster(path=)", "list"),
+    ("Cluster(path=)", "long text"),
+    ("Benchmark(path)", "long text"),
+    ("history(state)", "list"),
+    ("history(within)", "none"),
+    ("history(within)", "list"),
 }
 """Calls with a value that is no fault, or that only the submission can judge."""
 
@@ -96,6 +110,12 @@ def test_a_call_as_in_other_libraries_is_refused_with_the_call_that_works(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+@pytest.mark.parametrize("value", WRONG)
+def test_a_function_with_an_argument_of_any_kind_is_shown(value: str) -> None:
+    shown = repr(Function(print, (WRONG[value],), {"a": WRONG[value]}))
+    assert shown.startswith("Function(print, args=") and len(shown) < 600
 
 
 def test_every_public_call_is_tried_or_is_no_call() -> None:

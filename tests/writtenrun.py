@@ -62,8 +62,10 @@ class WrittenRun:
             **{**figures, **data},
         )
 
-    def log(self, rank: int, text: str, stream: str = "stdout") -> None:
-        with self.paths.rank_log(rank, stream).open("a") as out:
+    def log(self, rank: int, text: str, stream: str = "stdout", attempt: int = 0) -> None:
+        path = self.paths.rank_log(attempt, rank, stream)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", newline="") as out:
             out.write(text)
 
     def keeper(
@@ -116,7 +118,7 @@ class WrittenRun:
 def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenRun:
     cluster = ClusterPaths(folder / "cluster")
     paths = RunPaths(cluster.runs / "20261121-140252-zero1-6c8c")
-    paths.logs.mkdir(parents=True)
+    paths.rank_log(0, 0, "stdout").parent.mkdir(parents=True)
     run = WrittenRun(paths, cluster)
     run.keeper()
     write_json(
@@ -134,6 +136,6 @@ def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenR
     paths.events.touch()
     for rank in range(3):
         for stream in ("stdout", "stderr"):
-            paths.rank_log(rank, stream).touch()
+            paths.rank_log(0, rank, stream).touch()
     run.state("queued")
     return run

@@ -23,6 +23,7 @@ from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.files.disk import full_disk_named
 from workbench.base.versions import VERSION
+from workbench.base.words import printable
 
 if TYPE_CHECKING:
     from workbench.client.result import RunResult
@@ -46,13 +47,13 @@ def _carry_out(args: argparse.Namespace) -> int:
             done: bool = args.verb(args)
         return 0 if done else 1
     except (ConfigError, DiskFull) as error:
-        _say(f"refused: {error}")
+        _say(printable(f"refused: {error}"))
         return 2
     except WorkbenchError as error:
-        _say(f"failed: {error}")
+        _say(printable(f"failed: {error}"))
         return 1
     except OSError as error:  # of a file that the command names
-        _say(f"refused: {error.filename or 'a file'}: {error.strerror or error}")
+        _say(printable(f"refused: {error.filename or 'a file'}: {error.strerror or error}"))
         return 2
 
 

@@ -114,9 +114,11 @@ class PodAgent:
     def until_printed(self, run: str, text: str, timeout_s: float = PATIENCE_S) -> bytes:
         """Poll until rank 0 has printed something."""
         self.until(
-            run, lambda _: text.encode() in self.output.get("rank-0/stdout.log", b""), timeout_s
+            run,
+            lambda _: text.encode() in self.output.get("attempt-0/rank-0.stdout.log", b""),
+            timeout_s,
         )
-        return self.output["rank-0/stdout.log"]
+        return self.output["attempt-0/rank-0.stdout.log"]
 
     def close(self) -> None:
         """End it and all it started."""

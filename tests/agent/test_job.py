@@ -156,7 +156,7 @@ def test_a_run_without_a_rank_of_the_pod_is_refused(world: World, tmp_path: Path
 
 def test_an_agent_that_takes_over_knows_what_its_ranks_left(world: World, pod: Path) -> None:
     first = PodRun(request(), pod)
-    (first.folder / "rank-2" / "stdout.log").touch()
+    first.ranks[2].log("stdout").touch()
     write_record(first.folder / "rank-2" / DONE, done_record(2))
     run = PodRun(request(attempt=9, restart=9), pod, inherited=True)
     assert (run.attempt, run.restart) == (4, 3)
@@ -174,7 +174,7 @@ def test_a_rank_that_left_no_record_was_stopped(
     world: World, pod: Path, left: str, stopped: bool, kind: str | None
 ) -> None:
     first = PodRun(request(), pod)
-    (first.folder / "rank-2" / "stdout.log").touch()
+    first.ranks[2].log("stdout").touch()
     if left:
         (first.folder / "rank-2" / "error.json").write_text(left)
     found = PodRun(request(), pod, inherited=True).ranks[2]
@@ -219,7 +219,7 @@ def test_a_rank_that_is_forked_waits_for_others(run: PodRun) -> None:
 
 def end(run: PodRun, world: World, code: int, stderr: str = "") -> Rank:
     first, _ = begin(run, world)
-    (first.folder / "stderr.log").write_text(stderr)
+    first.log("stderr").write_text(stderr)
     run.ended(50, code)
     return first
 
@@ -519,14 +519,14 @@ def test_memory_and_time_of_a_rank_are_those_of_its_processes(run: PodRun, world
 
 def test_a_poll_has_output_and_what_was_lost(run: PodRun, world: World, pod: Path) -> None:
     first, second = begin(run, world)
-    (first.folder / "stdout.log").write_text("out")
-    (second.folder / "stderr.log").write_text("err")
-    (first.folder / "order.log").write_text("stdout 3\n")
-    answer = run.poll(world.table, {"rank-2/stdout.log": 1}, 100)
+    first.log("stdout").write_text("out")
+    second.log("stderr").write_text("err")
+    first.log("order").write_text("stdout 3\n")
+    answer = run.poll(world.table, {"attempt-3/rank-2.stdout.log": 1}, 100)
     assert answer["chunks"] == {
-        "rank-2/stdout.log": {"offset": 1, "data": "ut"},
-        "rank-3/stderr.log": {"offset": 0, "data": "err"},
-        "rank-2/order.log": {"offset": 0, "data": "stdout 3\n"},
+        "attempt-3/rank-2.stdout.log": {"offset": 1, "data": "ut"},
+        "attempt-3/rank-3.stderr.log": {"offset": 0, "data": "err"},
+        "attempt-3/rank-2.order.log": {"offset": 0, "data": "stdout 3\n"},
     }
     assert (answer["oom_kills"], answer["removed"], answer["full"]) == (5, "", "")
     assert answer["live_processes"] == 2
@@ -645,11 +645,12 @@ def test_a_rank_that_cannot_be_bound_runs_all_the_same(monkeypatch: pytest.Monke
 def test_a_rank_has_two_streams_and_their_order(tmp_path: Path) -> None:
     place = RankPlace(rank=0, local_rank=0, pod="p")
     made: Any = Rank(place=place, folder=tmp_path, success="record")
+    made.order.log.parent.mkdir()
     assert sorted(made.streams) == ["stderr", "stdout"]
     assert made.order.size == 0
     for name, data in (("stdout", b"1"), ("stderr", b"22")):
         made.streams[name]._take(data)
-    assert (tmp_path / "order.log").read_text() == "stdout 1\n"
+    assert (tmp_path.parent / "attempt-0/rank-0.order.log").read_text() == "stdout 1\n"
 
 
 def test_a_rank_that_was_done_before_the_machine_restarted_is_not_known_to_be_whole(
@@ -657,7 +658,7 @@ def test_a_rank_that_was_done_before_the_machine_restarted_is_not_known_to_be_wh
 ) -> None:
     """After a power cut, the files that the rank wrote before its record may be empty."""
     first, second = begin(run, world)
-    (first.folder / "stdout.log").touch()
+    first.log("stdout").touch()
     run.ended(50, 0)
     first.recover()
     assert (first.done, first.stopped) == (True, False)

@@ -107,12 +107,14 @@ def test_ranks_of_a_script_and_of_a_finetune_are_judged_alike(tmp_path: Path, te
     write_error(tmp_path / "finetune", 0, RuntimeError(text))
     script = tmp_path / "script"
     script.mkdir()
-    (script / "stderr.log").write_text(
+    rank = Rank(
+        place=RankPlace(rank=0, local_rank=0, pod="pod-0"), folder=script, success="exit code"
+    )
+    rank.log("stderr").parent.mkdir()
+    rank.log("stderr").write_text(
         f"Traceback (most recent call last):\n  File ...\nRuntimeError: {text}\n"
     )
-    Rank(
-        place=RankPlace(rank=0, local_rank=0, pod="pod-0"), folder=script, success="exit code"
-    ).end(1)
+    rank.end(1)
     finetune = read_record(tmp_path / "finetune" / "error.json")
     assert finetune is not None
     assert (read_record(script / "error.json") or {})["echo"] == finetune["echo"] == (text in LOST)

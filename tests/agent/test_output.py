@@ -18,7 +18,7 @@ from workbench.agent.ranks.records import keep_room, read_record, write_record
 MIB = 1 << 20
 PROGRAM = (
     "import sys; from pathlib import Path; from workbench.base.process import open_output; "
-    "open_output(Path({!r}))\n"
+    "open_output([Path({!r}, name) for name in ('stdout.log', 'stderr.log')])\n"
 )
 
 
@@ -53,7 +53,7 @@ def fill(disk: Path) -> None:
 
 
 def test_a_burst_of_20_mb_arrives_byte_for_byte(tmp_path: Path, pump: OutputPump) -> None:
-    stream = OutputStream(tmp_path, "stdout")
+    stream = OutputStream(tmp_path / "stdout.log", "stdout")
     pump.add(stream)
     code = (
         "data = bytes(range(256)) * 4096\nfor _ in range(20): "
@@ -62,21 +62,21 @@ def test_a_burst_of_20_mb_arrives_byte_for_byte(tmp_path: Path, pump: OutputPump
     assert write(tmp_path, code) == 0
     pump.remove(stream)
     assert stream.log.read_bytes() == bytes(range(256)) * 4096 * 20
-    assert not (tmp_path / ".stdout.pipe").exists()
+    assert not (tmp_path / "stdout.pipe").exists()
     assert stream.dropped == 0
 
 
 def test_without_a_reader_a_rank_writes_into_its_log_itself(tmp_path: Path) -> None:
     assert write(tmp_path, "print('alone')") == 0
     assert (tmp_path / "stdout.log").read_bytes() == b"alone\n"
-    os.mkfifo(tmp_path / ".stdout.pipe")
+    os.mkfifo(tmp_path / "stdout.pipe")
     assert write(tmp_path, "print('again')") == 0
     assert (tmp_path / "stdout.log").read_bytes() == b"alone\nagain\n"
 
 
 def test_a_second_attempt_goes_on_in_the_same_log(tmp_path: Path, pump: OutputPump) -> None:
     for word in ("first", "second"):
-        stream = OutputStream(tmp_path, "stdout")
+        stream = OutputStream(tmp_path / "stdout.log", "stdout")
         pump.add(stream)
         assert write(tmp_path, f"print('{word}')") == 0
         pump.remove(stream)
@@ -87,7 +87,7 @@ def test_a_second_attempt_goes_on_in_the_same_log(tmp_path: Path, pump: OutputPu
 def test_a_full_disk_costs_neither_the_rank_nor_a_line_that_is_read_in_time(
     disk: Path, pump: OutputPump
 ) -> None:
-    stream = OutputStream(disk, "stdout")
+    stream = OutputStream(disk / "stdout.log", "stdout")
     pump.add(stream)
     assert write(disk, "print('before')") == 0
     until(lambda: stream.size == 7, 10)
@@ -112,7 +112,7 @@ def test_a_full_disk_costs_neither_the_rank_nor_a_line_that_is_read_in_time(
 def test_what_nobody_reads_is_dropped_and_counted_and_what_follows_is_not(
     disk: Path, pump: OutputPump
 ) -> None:
-    stream = OutputStream(disk, "stdout")
+    stream = OutputStream(disk / "stdout.log", "stdout")
     pump.add(stream)
     assert write(disk, "print('before')") == 0
     fill(disk)
@@ -143,9 +143,9 @@ def test_what_is_written_after_somebody_removed_the_log_is_read_all_the_same(
 ) -> None:
     folder = tmp_path / "run" / "rank-0"
     folder.mkdir(parents=True)
-    stream = OutputStream(folder, "stdout")
+    stream = OutputStream(folder / "stdout.log", "stdout")
     pump.add(stream)
-    writer = os.open(folder / ".stdout.pipe", os.O_WRONLY)
+    writer = os.open(folder / "stdout.pipe", os.O_WRONLY)
     os.write(writer, b"before\n")
     until(lambda: stream.size == 7)
     assert not stream.removed

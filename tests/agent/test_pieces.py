@@ -34,7 +34,7 @@ def test_a_request_never_shows_its_environment():
 
 def test_chunks_of_files_that_are_not_there_or_grew_shorter(tmp_path):
     (tmp_path / "a.log").write_bytes(b"abc")
-    streams = {name: OutputStream(tmp_path, name) for name in ("a", "b")}
+    streams = {name: OutputStream(tmp_path / f"{name}.log") for name in ("a", "b")}
     assert read_chunks(streams, {"a": 5}, 100) == {}
     assert read_chunks(streams, {"a": 1}, 1) == {"a": {"offset": 1, "data": "b"}}
     with pytest.raises(

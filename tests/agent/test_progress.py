@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(trainer_events, "time", made)
-    monkeypatch.setattr(trainer_events, "_told", [])
+    monkeypatch.setattr(trainer_events, "_was_reported", [])
     monkeypatch.setattr(trainer_events, "_trainers", [])
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORKBENCH_RUN", "r1")

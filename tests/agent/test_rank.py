@@ -109,7 +109,7 @@ def test_what_is_quiet_leaves_its_output_on_the_pod(pods):
     prepare(pods, "r", "sys.exit(3)")
     started = rank(pods, "r", "--quiet", RANK="0")
     assert started.communicate(timeout=120) == ("", "") and started.returncode == 3
-    assert (pods[0].root / "runs/r/rank-0/stderr.log").read_text() == "warn\n"
+    assert (pods[0].root / "runs/r/attempt-0/rank-0.stderr.log").read_text() == "warn\n"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_ranks_on_cpus_share_the_cores_of_their_pod_unless_their_user_binds_them
         agent.start(run, BOUND, ranks=2, binding="always", env=env)
         agent.until_exited(run)
         printed = [
-            (agent.root / f"runs/{run}/rank-{rank}/stdout.log").read_text().split()[1:]
+            (agent.root / f"runs/{run}/attempt-0/rank-{rank}.stdout.log").read_text().split()[1:]
             for rank in (0, 1)
         ]
         assert printed == [[str(core) for core in each] for each in expected]

@@ -381,6 +381,11 @@ def test_an_attempt_is_kept_for_the_next_agent(tmp_path: Path) -> None:
     keep_attempt(tmp_path, 3, 2)
     assert read_attempt(tmp_path) == (3, 2)
     (tmp_path / "attempt.json").write_text('{"attempt": 3}')
+    for name in ("attempt-2", "attempt-10", "attempt-x"):
+        (tmp_path / name).mkdir()
+    assert read_attempt(tmp_path) == (0, 10), "of the last folder of logs"
+    for name in ("attempt-2", "attempt-10"):
+        (tmp_path / name).rmdir()
     assert read_attempt(tmp_path) == (0, 0)
     (tmp_path / "attempt.json").write_text('{"attempt": "3", "restart": 2}')
     assert read_attempt(tmp_path) == (0, 0)

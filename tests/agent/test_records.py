@@ -135,7 +135,7 @@ def test_huge_output_is_read_from_its_end(tmp_path):
         + b"\nTraceback (most recent call last):\n  f\nValueError: "
         + b"y" * 200_000
     )
-    failure = failure_from(OutputStream(tmp_path, "stderr").tail(), 1)
+    failure = failure_from(OutputStream(tmp_path / "stderr.log", "stderr").tail(), 1)
     assert (
         failure.kind == "ValueError"
         and len(failure.message) <= 4000
@@ -149,7 +149,7 @@ def test_without_a_traceback_the_last_lines_are_kept(tmp_path):
         failure.message == "exit code 2: line 99" and failure.traceback.splitlines()[0] == "line 80"
     )
     assert (
-        failure_from(OutputStream(tmp_path / "nowhere", "stderr").tail(), 2).message
+        failure_from(OutputStream(tmp_path / "nowhere" / "stderr.log", "stderr").tail(), 2).message
         == "exit code 2"
     )
 
@@ -231,9 +231,9 @@ def test_a_pipe_in_place_of_a_file_of_the_rank_is_no_file(tmp_path: Path) -> Non
     for name in ("error.json", "order.log", "stdout.log"):
         os.mkfifo(tmp_path / name)
     assert read_record(tmp_path / "error.json") is None
-    order = OutputOrder(tmp_path)
+    order = OutputOrder(tmp_path / "order.log")
     order.note("stdout", 1)
     order.note("stderr", 1)
     assert order.read(0, 10) == b""
-    assert OutputStream(tmp_path, "stdout").read(0, 10) == b""
+    assert OutputStream(tmp_path / "stdout.log", "stdout").read(0, 10) == b""
     assert (tmp_path / "order.log").is_fifo()

@@ -90,6 +90,9 @@ class Run:
         self.rank: Any = SimpleNamespace(
             place=ranks[0],
             folder=self.folder / "rank-0",
+            logs=[
+                self.folder / "attempt-0" / f"rank-0.{name}.log" for name in ("stdout", "stderr")
+            ],
             streams={},
             phase="waiting",
             stopped=False,
@@ -144,6 +147,7 @@ def test_a_warm_rank_runs_as_soon_as_its_pid_is_known(
     request = warm.asked[1]
     assert request["entry"] == "train:main" and request["env"]["OMP_NUM_THREADS"] == "3"
     assert request["cwd"] == str(run.folder) and request["folder"] == run.folder / "rank-0"
+    assert request["logs"] == run.rank.logs
     assert request["env"]["RANK"] == "0" and request["env"]["GLOO"] == "eth0"
     starts.hear()
     assert not run.begins
@@ -177,8 +181,8 @@ def test_other_ranks_start_cold(
     warm.ready = ready
     run = launch(starts, Run(tmp_path / "pod-0", entry=entry))
     assert run.begins == [(77, "cold")] and not warm.asked
-    argv, env, _, folder = cold.started[0]
-    assert argv == ("python", "train.py") and folder == run.folder / "rank-0"
+    argv, env, _, logs = cold.started[0]
+    assert argv == ("python", "train.py") and logs == run.rank.logs
     assert env["A"] == "job" and env["RANK"] == "0"
     # Only ranks of ours have the allocator of the warm server.
     assert (env.get("LD_PRELOAD") == "allocator") is (entry is not None)
@@ -245,8 +249,8 @@ def test_the_output_of_a_rank_goes_through_a_pipe(
 
     run: Any = Run(tmp_path / "pod-0")
     run.rank.folder.mkdir(parents=True)
-    stream = OutputStream(run.rank.folder, "stdout")
+    stream = OutputStream(run.rank.folder / "stdout.log", "stdout")
     run.rank.streams = {"stdout": stream}
     launch(starts, run)
-    assert stream.pipe >= 0 and (run.rank.folder / ".stdout.pipe").is_fifo()
+    assert stream.pipe >= 0 and (run.rank.folder / "stdout.pipe").is_fifo()
     starts.pump.remove(stream)

@@ -62,7 +62,9 @@ def test_stop_is_polite_quick_and_can_be_said_twice(agent):
     )
     agent.until(
         "r",
-        lambda a: all((agent.root / f"runs/r/rank-{r}/stdout.log").stat().st_size for r in (0, 1)),
+        lambda a: all(
+            (agent.root / f"runs/r/attempt-0/rank-{r}.stdout.log").stat().st_size for r in (0, 1)
+        ),
     )
     agent.ask("stop", run="r", grace_s=3600)
     agent.ask("stop", run="r", grace_s=3600)

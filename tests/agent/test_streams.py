@@ -49,7 +49,7 @@ Write = Callable[[bytes], None]
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[OutputStream]:
-    made = OutputStream(tmp_path, "stdout", OutputOrder(tmp_path))
+    made = OutputStream(tmp_path / "stdout.log", "stdout", OutputOrder(tmp_path / "order.log"))
     made.open()
     yield made
     made.close()
@@ -58,7 +58,7 @@ def stream(tmp_path: Path) -> Iterator[OutputStream]:
 @pytest.fixture
 def write(stream: OutputStream, tmp_path: Path) -> Iterator[Write]:
     """Write as a rank, and let the agent empty the pipe."""
-    pipe = os.open(tmp_path / ".stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    pipe = os.open(tmp_path / "stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
 
     def put(data: bytes) -> None:
         os.write(pipe, data)
@@ -69,8 +69,8 @@ def write(stream: OutputStream, tmp_path: Path) -> Iterator[Write]:
 
 
 def test_pipe_and_log_are_for_their_owner_alone(stream: OutputStream, tmp_path: Path) -> None:
-    assert stream.pipe >= 0 and (tmp_path / ".stdout.pipe").is_fifo()
-    for name in (".stdout.pipe", "stdout.log"):
+    assert stream.pipe >= 0 and (tmp_path / "stdout.pipe").is_fifo()
+    for name in ("stdout.pipe", "stdout.log"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert (stream.size, stream.dropped, stream.read(0, 10)) == (0, 0, b"")
 
@@ -248,7 +248,7 @@ def test_a_closed_stream_keeps_what_no_disk_took(
     write(b"012345")
     stream.close()
     stream.close()
-    assert stream.pipe < 0 and not (tmp_path / ".stdout.pipe").exists()
+    assert stream.pipe < 0 and not (tmp_path / "stdout.pipe").exists()
     assert stream.read(0, 100) == b"012345" and stream.size == 6
     disk.room, disk.now_s = 100, disk.now_s + 1.5
     assert stream.read(0, 100) == b"012345"
@@ -272,7 +272,7 @@ def test_what_a_rank_wrote_by_itself_stays_in_the_log(stream: OutputStream, tmp_
     with stream.log.open("ab") as log:
         log.write(b"alone\n")
     stream.open()
-    pipe = os.open(tmp_path / ".stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    pipe = os.open(tmp_path / "stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
     os.write(pipe, b"again\n")
     os.close(pipe)
     stream.drain()
@@ -280,9 +280,9 @@ def test_what_a_rank_wrote_by_itself_stays_in_the_log(stream: OutputStream, tmp_
 
 
 def test_a_pipe_is_emptied_before_it_is_closed(stream: OutputStream, tmp_path: Path) -> None:
-    pipe = os.open(tmp_path / ".stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    pipe = os.open(tmp_path / "stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
     os.write(pipe, b"last words")
-    (tmp_path / ".stdout.pipe").unlink()
+    (tmp_path / "stdout.pipe").unlink()
     stream.close()
     os.close(pipe)
     assert stream.log.read_bytes() == b"last words"
@@ -298,7 +298,7 @@ def test_the_next_attempt_continues_in_the_log(
     assert stream.dropped == 3
     stream.open()
     assert stream.dropped == 0
-    pipe = os.open(tmp_path / ".stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    pipe = os.open(tmp_path / "stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
     os.write(pipe, b"second\n")
     stream.drain()
     os.close(pipe)
@@ -309,7 +309,7 @@ def test_the_next_attempt_continues_in_the_log(
 def test_a_log_that_another_process_writes_is_read(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_bytes(b"abc")
-    stream = OutputStream(tmp_path, "stderr")
+    stream = OutputStream(tmp_path / "stderr.log", "stderr")
     assert stream.size == 3 and stream.dropped == 0
     log.write_bytes(b"abcdef")
     assert stream.size == 6 and stream.read(2, 3) == b"cde"
@@ -342,7 +342,7 @@ def test_a_log_that_is_removed_before_the_first_output_is_missed(stream: OutputS
 def test_a_stream_without_a_folder_has_no_pipe(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = OutputStream(tmp_path / "missing", "stdout")
+    stream = OutputStream(tmp_path / "missing" / "stdout.log", "stdout")
     pump = OutputPump()
     pump.add(stream)
     assert stream.pipe < 0 and stream.size == 0 and len(caplog.records) == 1
@@ -354,7 +354,7 @@ def notes(order: OutputOrder) -> bytes:
 
 
 def test_a_change_of_streams_is_a_line(tmp_path: Path) -> None:
-    order = OutputOrder(tmp_path)
+    order = OutputOrder(tmp_path / "order.log")
     assert order.size == 0 and notes(order) == b""
     order.note("stdout", 5)
     order.note("stdout", 9)
@@ -371,7 +371,7 @@ def test_a_full_disk_loses_a_change_and_notes_the_next(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    order = OutputOrder(tmp_path)
+    order = OutputOrder(tmp_path / "order.log")
     order.note("stdout", 5)
     with monkeypatch.context() as patch:
         patch.setattr(gate, "open_to_append", refuse)
@@ -385,16 +385,16 @@ def test_the_order_of_much_output_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "_MOST_BYTES", 18)
-    order = OutputOrder(tmp_path)
+    order = OutputOrder(tmp_path / "order.log")
     for end in range(1, 9):
         order.note(("stdout", "stderr")[end % 2], end)
     assert notes(order) == b"stderr 1\nstdout 2\n"
 
 
 def test_the_order_of_a_stream_follows_its_output(disk: Disk, tmp_path: Path) -> None:
-    order = OutputOrder(tmp_path)
-    first = OutputStream(tmp_path, "stdout", order)
-    other = OutputStream(tmp_path, "stderr", order)
+    order = OutputOrder(tmp_path / "order.log")
+    first = OutputStream(tmp_path / "stdout.log", "stdout", order)
+    other = OutputStream(tmp_path / "stderr.log", "stderr", order)
     disk.room = 4
     first._take(b"0123456789")
     other._take(b"x")
@@ -405,7 +405,7 @@ def test_the_order_of_a_stream_follows_its_output(disk: Disk, tmp_path: Path) ->
 def files(folder: Path, **contents: bytes) -> dict[str, OutputStream]:
     for name, content in contents.items():
         (folder / f"{name}.log").write_bytes(content)
-    return {name: OutputStream(folder, name) for name in contents}
+    return {name: OutputStream(folder / f"{name}.log") for name in contents}
 
 
 def test_small_streams_leave_their_share_to_the_others(tmp_path: Path) -> None:
@@ -442,13 +442,13 @@ def has_words(stream: OutputStream) -> bool:
 
 def test_a_thread_empties_all_pipes(tmp_path: Path, pump: OutputPump) -> None:
     before = threading.active_count()
-    streams = [OutputStream(tmp_path, name) for name in ("stdout", "stderr")]
+    streams = [OutputStream(tmp_path / f"{name}.log") for name in ("stdout", "stderr")]
     for stream in streams:
         pump.add(stream)
     assert threading.active_count() == before + 1
     assert [thread for thread in threading.enumerate() if thread.name == "output"][-1].daemon
     for stream in streams:
-        pipe = os.open(tmp_path / f".{stream.log.stem}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        pipe = os.open(tmp_path / f"{stream.log.stem}.pipe", os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"words")
         until(partial(has_words, stream), 10)
         pump.remove(stream)
@@ -464,12 +464,12 @@ def test_an_error_of_one_stream_does_not_stop_the_others(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(output, "_AGAIN_S", 0.01)
-    wrong, good = (OutputStream(tmp_path, name) for name in ("stdout", "stderr"))
+    wrong, good = (OutputStream(tmp_path / f"{name}.log") for name in ("stdout", "stderr"))
     for stream in (wrong, good):
         pump.add(stream)
     monkeypatch.setattr(wrong, "drain", fail)
     for name in ("stdout", "stderr"):
-        pipe = os.open(tmp_path / f".{name}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        pipe = os.open(tmp_path / f"{name}.pipe", os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"words")
         os.close(pipe)
     until(partial(has_words, good), 10)

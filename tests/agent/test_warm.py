@@ -181,7 +181,12 @@ def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
         }
         assert facts["cwd"] == str(warm.root / "runs/r") and facts["sid"] and facts["threads"] == 1
         assert facts["oom"] == "500" and facts["argv"] == ["toy_job:facts"] and facts["term"] == "0"
-        assert facts["fds"] == [".stderr.pipe", ".stdout.pipe", "null", "stacks.txt"]
+        assert facts["fds"] == [
+            "null",
+            f"rank-{rank}.stderr.pipe",
+            f"rank-{rank}.stdout.pipe",
+            "stacks.txt",
+        ]
 
 
 def test_a_kernel_that_ignores_sigterm_ends_its_fork_server_and_ranks_hear_the_signal(
@@ -220,8 +225,10 @@ def test_it_ends_like_a_program_threads_awaited_atexit_run_output_whole(warm):
     start(warm, "prints")
     (rank,) = warm.until_exited("r")["ranks"]
     assert rank["exit_code"] == 0
-    assert warm.output["rank-0/stdout.log"].decode() == "café ?\nno newline thread\natexit\n"
-    assert warm.output["rank-0/stderr.log"] == b"warn\n"
+    assert (
+        warm.output["attempt-0/rank-0.stdout.log"].decode() == "café ?\nno newline thread\natexit\n"
+    )
+    assert warm.output["attempt-0/rank-0.stderr.log"] == b"warn\n"
 
 
 @pytest.mark.parametrize(
@@ -256,13 +263,13 @@ def test_ranks_do_not_see_one_another_s_changes(warm):
         warm.output.clear()
         start(warm, "changes", run=run)
         warm.until_exited(run)
-        assert warm.output["rank-0/stdout.log"] == b"1\n"
+        assert warm.output["attempt-0/rank-0.stdout.log"] == b"1\n"
 
 
 def test_multiprocessing_spawn_works_inside(warm):
     start(warm, "spawns")
     warm.until_exited("r")
-    assert warm.output["rank-0/stdout.log"] == b"3\n"
+    assert warm.output["attempt-0/rank-0.stdout.log"] == b"3\n"
 
 
 def test_stop_and_sweep_reach_forked_ranks_and_what_hides_from_them(warm, wait_gone):
@@ -321,7 +328,7 @@ def test_imports_that_fail_are_told_and_ranks_start_cold(make_agent, tmp_path):
     (rank,) = agent.until_exited("r")["ranks"]
     assert rank["how"] == "cold" and rank["done"] and agent.poll("r")["warm"] == "failed"
     assert "libcudart is missing" in (agent.root / "agent.log").read_text()
-    assert agent.output["rank-0/stdout.log"] == b"cold\n"
+    assert agent.output["attempt-0/rank-0.stdout.log"] == b"cold\n"
 
 
 def test_imports_that_initialize_cuda_have_ranks_start_cold(make_agent, tmp_path):
@@ -355,7 +362,10 @@ def test_a_warm_rank_has_the_threads_of_its_pod(make_agent, tmp_path, pods: str,
     until(lambda: agent.ask("hello")["warm"] != "starting", 60)
     start(agent, "main", threads=2)
     (rank,) = agent.until_exited("r")["ranks"]
-    assert (rank["how"], agent.output["rank-0/stdout.log"]) == ("warm", f"{used}\n".encode())
+    assert (rank["how"], agent.output["attempt-0/rank-0.stdout.log"]) == (
+        "warm",
+        f"{used}\n".encode(),
+    )
 
 
 def test_ranks_of_a_killed_server_continue_unless_it_is_their_parent_and_the_next_start_cold(
@@ -469,4 +479,4 @@ def test_the_real_imports_then_gloo_between_two_ranks(make_agent, tmp_path):
             ranks
         )
         assert all(record(agent, run, rank)["entered"] for rank in range(2))
-    assert agent.output["rank-0/stdout.log"] == b"128.0 1\n" * 2
+    assert agent.output["attempt-0/rank-0.stdout.log"] == b"128.0 1\n" * 2

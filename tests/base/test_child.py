@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,18 @@ def test_a_child_has_no_more_memory_than_allowed() -> None:
     with start("-c", code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         limit_memory(child.pid, 1 << 30)
         assert child.communicate(b"")[0] == b"no\n"
+
+
+def test_a_child_that_outlives_its_starter_is_left_without_a_warning() -> None:
+    code = (
+        "import subprocess, sys; from workbench.base.child import Outliving, start\n"
+        "words = ['-c', 'import sys; sys.stdin.read()']\n"
+        "child = start(*words, stdin=sys.stdin, stderr=subprocess.DEVNULL, kind=Outliving)\n"
+        "del child\n"
+    )
+    near, far = os.pipe()
+    argv = [sys.executable, "-W", "always", "-c", code]
+    with os.fdopen(near, "rb") as stdin, os.fdopen(far, "wb"):
+        environment = child_environment()
+        done = subprocess.run(argv, stdin=stdin, stderr=subprocess.PIPE, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -205,7 +205,7 @@ def test_pages_that_a_fork_shares_with_its_parent_count_once(does: str, times: i
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         sizes = {pid: resident(pid) for pid in pids}
         watch = MemoryWatch(Tasks())
-        until(lambda: watch.look([pids]) or watch.is_exact(pids), 60)
+        until(lambda: watch.look([pids]) or len(watch._shares) == len(pids), 60)
         together = watch.total(sizes, {})
         parent.stdin.close()
     assert min(size.bytes for size in sizes.values()) > 192 << 20
@@ -499,11 +499,11 @@ def test_output_goes_to_a_pipe_that_is_read_and_else_to_a_private_log(
 ) -> None:
     put: dict[int, int] = {}
     monkeypatch.setattr(process, "_put", lambda opened, number: put.update({number: opened}))
-    os.mkfifo(tmp_path / ".stdout.pipe")
-    os.mkfifo(tmp_path / ".stderr.pipe")
+    os.mkfifo(tmp_path / "stdout.pipe")
+    os.mkfifo(tmp_path / "stderr.pipe")
     (tmp_path / "stderr.log").write_text("before\n")
-    reader = os.open(tmp_path / ".stdout.pipe", os.O_RDONLY | os.O_NONBLOCK)
-    open_output(tmp_path)
+    reader = os.open(tmp_path / "stdout.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    open_output([tmp_path / "stdout.log", tmp_path / "stderr.log"])
     try:
         assert sorted(put) == [0, 1, 2]
         assert os.read(put[0], 1) == b""
@@ -515,7 +515,7 @@ def test_output_goes_to_a_pipe_that_is_read_and_else_to_a_private_log(
         assert not (tmp_path / "stdout.log").exists()
         os.close(reader)
         os.close(put[1])
-        open_output(tmp_path)
+        open_output([tmp_path / "stdout.log", tmp_path / "stderr.log"])
         assert (tmp_path / "stdout.log").stat().st_mode & 0o777 == 0o600
     finally:
         for opened in put.values():

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,7 @@ from tests.support.sentences import says, sentence
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
 from workbench.benchmark.finished_rows import data_of, kept_rows
-from workbench.benchmark.forecast import forecast_memory, measured_s
-from workbench.benchmark.read import skipped_row
+from workbench.benchmark.forecast import forecast_memory
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
@@ -146,7 +144,7 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
         )
 
     def beats() -> bool:
-        logs = list(folder.glob("*/logs/rank-0.stdout.log"))
+        logs = list(folder.glob("*/logs/attempt-0/rank-0.stdout.log"))
         return len(logs) == 2 and any(" line 3" in log.read_text() for log in logs)
 
     killed = kernel(1)
@@ -197,25 +195,10 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     forecast = Benchmark(
         [job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b"
     ).forecast()
-    assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
-    text = str(forecast)
-    assert "not known yet" not in text and "predicted time" not in text, "no row has a time"
+    assert (forecast.runs, forecast.to_go) == (2, 0)
     assert says(forecast, "will be skipped", "predicted") and says(
         forecast._repr_html_(), "will be skipped"
     )
-
-
-def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
-    def row(pods: int, steps: int = 10) -> BenchmarkRow:
-        job = FineTune(technique="zero1", max_steps=steps)
-        return skipped_row(RunSpec(cluster=ClusterSpec(count=3), job=job, pods=pods), "")
-
-    done = replace(row(2), outcome=Outcome.SUCCEEDED, duration_s=13.0)
-    assert measured_s(row(2), []) is None
-    assert measured_s(row(2), [done]) == 13.0
-    assert measured_s(row(3), [done]) is None
-    assert measured_s(row(2, steps=20), [done]) is None
-    assert measured_s(row(2), [replace(done, outcome=Outcome.FAILED)]) is None
 
 
 def test_what_a_job_names_is_identified_by_its_content(tmp_path: Path) -> None:

@@ -8,49 +8,28 @@ from typing import Any
 
 import pytest
 
-from tests.benchrows import make_row
 from workbench.base.errors import WorkbenchError
 from workbench.benchmark.forecast import (
     BenchmarkForecast,
     ForecastRow,
     MemoryForecast,
     forecast_memory,
-    measured_s,
 )
-from workbench.benchmark.row import Outcome
-
-
-def test_the_time_of_a_row_is_that_of_the_same_row() -> None:
-    asked = make_row("zero1", 1, None)
-    slow, quick = (make_row("zero1", 1, 1.0, duration_s=taken) for taken in (99.0, 33.0))
-    unknown = make_row("zero1", 1, 1.0, duration_s=None)
-    failed = make_row("zero1", 1, None, duration_s=1.0, outcome=Outcome.FAILED)
-    other = make_row("zero1", 2, 1.0, duration_s=1.0)
-    assert measured_s(asked, [slow, quick, unknown, failed, other]) == 66.0
-    assert measured_s(asked, [unknown, failed, other]) is None
 
 
 def forecast(*rows: ForecastRow) -> BenchmarkForecast:
     return BenchmarkForecast(name="b", rows=rows)
 
 
-def row(time: float | None, *, runs: int, finished: int = 0, refusal: str = "") -> ForecastRow:
+def row(*, runs: int, finished: int = 0, refusal: str = "") -> ForecastRow:
     return ForecastRow(
-        name="r",
-        runs=runs,
-        finished=finished,
-        memory=MemoryForecast(refusal=refusal),
-        seconds=time,
+        name="r", runs=runs, finished=finished, memory=MemoryForecast(refusal=refusal)
     )
 
 
-def test_only_runs_that_are_still_to_go_take_time() -> None:
-    found = forecast(
-        row(10.0, runs=3, finished=1), row(None, runs=4), row(100.0, runs=2, refusal="too large")
-    )
+def test_runs_that_are_finished_or_skipped_are_not_to_go() -> None:
+    found = forecast(row(runs=3, finished=1), row(runs=4), row(runs=2, refusal="too large"))
     assert (found.runs, found.to_go) == (9, 6)
-    assert found.seconds == 20.0
-    assert found.without_time == 4
 
 
 class Job:

@@ -107,7 +107,9 @@ def are_on_disk_and_nowhere_else(lab: Any, book: Any) -> None:
     book.see(3, "Processes: all exited", 180)
     after = sizes_mib(kernel, session)
     grown = {name: after[name] - before[name] for name in before}
-    text = (lab.folder / f"printed-{LINES}" / "logs" / "rank-0.stdout.log").read_bytes()
+    text = (
+        lab.folder / f"printed-{LINES}" / "logs" / "attempt-0" / "rank-0.stdout.log"
+    ).read_bytes()
     assert text.startswith(b"ready\nline 0 of many")
     assert text.count(b"\nline ") == LINES
     assert max(grown.values()) < GROWTH_MIB, f"MiB before {before}, growth {grown}"

@@ -112,7 +112,7 @@ def test_buttons_work_in_notebook7_and_the_run_is_saved(lab: Lab, browser: Any) 
 def test_a_closed_page_misses_no_line(lab: Any, open_book: Callable[[str], Any]) -> None:
     shutil.copy(BEAT, lab.folder)
     end = lab.folder / "end"
-    log = lab.folder / "closed" / "logs" / "rank-0.stdout.log"
+    log = lab.folder / "closed" / "logs" / "attempt-0" / "rank-0.stdout.log"
     name = lab.add(notebook(UNTIL_END.format(end=end), AGAIN, "cluster.close()"), "closed.ipynb")
     book = open_book(name)
     book.run(0)

@@ -93,8 +93,8 @@ def test_what_must_not_be_makes_it_fail_and_stands_in_the_table(
 def test_lines_that_are_missing_or_doubled_are_counted(
     numbers: list[int], printed: int, faults: tuple[int, int], tmp_path: Path
 ) -> None:
-    log = RunPaths(tmp_path).rank_log(0, "stdout")
-    log.parent.mkdir()
+    log = RunPaths(tmp_path).rank_log(0, 0, "stdout")
+    log.parent.mkdir(parents=True)
     log.write_text("".join(f"rank 0 line {n}\n" for n in numbers))
     (tmp_path / "rank-0.count").write_text(f"{printed:8d}")
     assert Numbered(Run(tmp_path), tmp_path, 5, 1).faults_in_lines(0) == faults
@@ -120,8 +120,8 @@ def written(root: Path, *, starts: str, beats: Sequence[tuple[int, int]]) -> tup
     (root / "witness" / "try-0-rank-0.count").write_text("3")
     (root / "witness" / "try-0-rank-0.whole").touch()
     paths = RunPaths(root / "run")
-    paths.rank_log(0, "stdout").parent.mkdir(parents=True)
-    paths.rank_log(0, "stdout").write_text("".join(f"try 0 rank 0 line {n}\n" for n in range(3)))
+    paths.rank_log(0, 0, "stdout").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stdout").write_text("".join(f"try 0 rank 0 line {n}\n" for n in range(3)))
     lines = []
     for attempt, n in beats:
         event = Event(time_s=1.0, rank=0, kind="beat", data={"try": attempt, "of": 0, "n": n})

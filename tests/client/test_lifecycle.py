@@ -14,9 +14,10 @@ import pytest
 
 from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, PodError
 from workbench.client import lifecycle
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec
 
 NO_FLOCK = "#include <errno.h>\nint flock(int handle, int how) { errno = ENOLCK; return -1; }\n"
 START = """
@@ -85,3 +86,15 @@ def test_a_user_without_a_name_is_shown_as_a_number(monkeypatch: pytest.MonkeyPa
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     assert lifecycle._user() == f"user id {os.geteuid()}"
+
+
+def test_a_close_that_cannot_end_the_runs_of_a_dead_keeper_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PodError("the pods are gone")
+
+    monkeypatch.setattr(lifecycle, "take_over", refuse)
+    words = sentence("the unfinished runs of {} get no result", "the pods are gone")
+    with pytest.warns(RuntimeWarning, match=words):
+        lifecycle._end_unfinished(ClusterPaths(tmp_path), ClusterSpec())

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from poll import until
 
+from tools.images import locks
 from workbench import SSHPods
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.bootstrap.sshd import SSHD_OPTIONS, find_sshd
@@ -166,15 +167,37 @@ def test_no_key_and_no_secret_stays_in_a_layer() -> None:
 
 
 def test_the_images_hold_all_that_the_package_needs() -> None:
-    text = " ".join(rest for _, rest in instructions())
-    assert "'/^# What runs on/,/^$/p'" in text
-    assert "'/^# The notebook/,/^$/p'" in text
     pods, notebook = paragraph("# What runs on"), paragraph("# The notebook")
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[><=]", line)[0] for line in project["dependencies"]}
     assert needed <= pods.keys() | notebook.keys()
     assert {"torch", "deepspeed", "transformers", "accelerate", "datasets"} <= pods.keys()
     assert "jupyterlab" in notebook
+    for path, text in locks().items():
+        assert path.read_text() == text, "run: make requirements"
+        assert not re.search(r"^(torch|triton|nvidia-.*)==", text, re.MULTILINE)
+        for package in re.split(r"^(?=\S+==)", text, flags=re.MULTILINE)[1:]:
+            assert "--hash=sha256:" in package
+
+
+@pytest.mark.parametrize("target", ["cml-runtime", "worker", "jupyter"])
+def test_every_package_has_its_hash_and_torch_alone_comes_from_its_index(target: str) -> None:
+    steps = [
+        step.strip()
+        for name, rest in stages()[target]
+        if name == "RUN"
+        for step in re.split(r"&&|;", rest)
+        if re.search(r"\bpip (install|download)\b", step)
+    ]
+    assert steps
+    for step in steps:
+        has_index = "index-url" in step
+        if step.endswith(" torch"):
+            assert "--extra-index-url" not in step and has_index
+        elif step.endswith((" .", " /opt/workbench")):  # a folder of the image
+            assert "--no-deps" in step and not has_index
+        else:
+            assert "--no-deps --require-hashes" in step and not has_index
 
 
 @pytest.mark.parametrize(

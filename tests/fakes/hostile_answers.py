@@ -20,12 +20,13 @@ from unittest import mock
 from tests.fakes.runloop import RUN, SimLink, SimPod, SimQueue, SimRank, Simulation, SimWatch
 from workbench.base.errors import RemoteError
 from workbench.base.messages import rpc
+from workbench.base.process import rank_log
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.run import restart
-from workbench.keeper.run.stage import LOG_STREAMS
 from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -70,7 +71,7 @@ class HostileSimulation(Simulation):
         self.files: dict[int, dict[str, bytes]] = {}
         """Files of the run on each pod, by their names in the run's folder."""
         for pod in self.pods:
-            logs = [f"rank-{pod.number}/{stream}.log" for stream in LOG_STREAMS]
+            logs = [rank_log(0, pod.number, stream) for stream in ("stdout", "stderr", "order")]
             self.files[pod.number] = {f"script/answer-{pod.number}.txt": b"42"}
             self.files[pod.number] |= dict.fromkeys(logs, b"")
 
@@ -215,9 +216,9 @@ class WireLink(SimLink):
         if 0 in self.of.ranks:
             for event in self.sim.printed():
                 self.of.printed += f"@workbench {event.to_json()}\n"
-            offset = offsets["rank-0/stdout.log"]
+            offset = offsets["attempt-0/rank-0.stdout.log"]
             if text := self.of.printed[offset:]:
-                chunks["rank-0/stdout.log"] = {"offset": offset, "data": text}
+                chunks["attempt-0/rank-0.stdout.log"] = {"offset": offset, "data": text}
         ranks = [self._rank(rank) for rank in self.of.ranks.values()]
         return {"chunks": chunks, "ranks": ranks, "live_processes": len(self.of.running)}
 
@@ -277,7 +278,6 @@ class _WireSSH(SSHConnection):
         self._sim = link.sim
         self._files = link.sim.files[link.of.number]
         self._folder = f"{link.pod.root}/runs/{RUN}/"
-        self._line.read = self._read  # type: ignore[method-assign]
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
         name = next((word for word in argv[:5] if word in _FAR_END), argv[0])
@@ -301,7 +301,9 @@ class _WireSSH(SSHConnection):
         honest = None if data is None else len(data)
         return int(self._found("size", honest, remote))
 
-    def _read(self, remote: str | PurePosixPath) -> bytes:
+    def _read(self, remote: str | PurePosixPath) -> bytes | None:
+        if self.size(remote) >= LARGE:
+            return None
         return bytes(self._found("read", self._files.get(self._name(remote)), remote))
 
     def _name(self, remote: str | PurePosixPath) -> str:

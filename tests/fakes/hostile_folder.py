@@ -38,7 +38,7 @@ _RECORDS = {
     "trace-operators.json": "{}",
     "logs/flight-0.json": "{}",
     "logs/stacks.txt": "rank 0\n",
-    "logs/rank-0.order.log": "o 1\n",
+    "logs/attempt-0/rank-0.order.log": "o 1\n",
     "checkpoints/step-3/pod-0/rank-0/state.json": "{}",
 }
 """Files of a run that `whole_run` does not write, with small contents."""

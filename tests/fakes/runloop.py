@@ -261,12 +261,12 @@ class Simulation:
     def _make(self, template: Path | None) -> None:
         if template is not None:
             shutil.copytree(template, self.paths.root)
-        for made in (self.paths.inputs, self.paths.logs):
+        for made in (self.paths.inputs, self.paths.rank_log(0, 0, "stdout").parent):
             made.mkdir(parents=True, exist_ok=True)
         (self.paths.root.parent / "identity").mkdir(exist_ok=True)
         for rank in range(len(self.pods)):
             for stream in ("stdout", "stderr", "order"):
-                self.paths.rank_log(rank, stream).touch()
+                self.paths.rank_log(0, rank, stream).touch()
         write_json(self.paths.info, {"id": RUN, "cluster": str(self.paths.root.parent)})
         write_json(self.paths.spec, self.spec.to_dict())
         if self.job.kind == "script":
@@ -399,6 +399,10 @@ class Simulation:
         self.now = max(self.now, to)
         for pod in self.pods:
             pod.live(self.now)
+
+    def is_due(self, of: SimQueue) -> bool:
+        """Return whether a pod was looked at while the keeper was held up."""
+        return any(w.reports is of and w.next_at <= self.now for w in self._watches)
 
     def next_report(self, of: SimQueue, timeout_s: float) -> PodReport:
         """Return the report that comes next, if one comes in that time."""
@@ -596,6 +600,9 @@ class SimQueue(queue.Queue[PodReport]):
     def get(self, block: bool = True, timeout: float | None = None) -> PodReport:
         assert block and timeout is not None, "a wait without an end"
         return self._sim.next_report(self, timeout)
+
+    def empty(self) -> bool:
+        return not self._sim.is_due(self)
 
 
 class SimLauncher:

@@ -39,7 +39,6 @@ StrictModes no
 AllowTcpForwarding {forwarding}
 MaxStartups 100
 LogLevel VERBOSE
-{subsystem}
 {settings}
 """
 
@@ -120,7 +119,6 @@ class SSHHost:
     forwarding: str = "no"
     key_type: str = "ed25519"
     questions: str = "no"
-    subsystem: str = "Subsystem sftp internal-sftp"
     settings: str = ""
     """More lines of sshd_config."""
     prefix: tuple[str, ...] = ()
@@ -235,6 +233,7 @@ class HostsPlace:
 READS = {
     "sh": "",
     "bash": ".bashrc",
+    "rbash": ".bashrc",
     "dash": "",
     "ksh": "",
     "zsh": ".zshenv",

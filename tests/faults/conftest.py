@@ -74,7 +74,7 @@ class World:
 
     @staticmethod
     def log(run: Run, rank: int, stream: str = "stdout") -> str:
-        path = run.paths.rank_log(rank, stream)
+        path = run.paths.rank_log(0, rank, stream)
         return path.read_text(errors="replace") if path.exists() else ""
 
     until = staticmethod(until)

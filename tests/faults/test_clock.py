@@ -36,7 +36,7 @@ clock, end = Path(os.environ["CLOCK"]), Path(sys.argv[3])
 options = {"warm": False, "lease_s": 60, "idle_timeout_s": 300}
 with Cluster(LocalPods(), count=2, path=sys.argv[1], **options) as cluster:
     run = cluster.submit(Script(path=sys.argv[2], args=["--until", str(end)]))
-    until(lambda: run.paths.rank_log(1, "stdout").exists(), 60)
+    until(lambda: run.paths.rank_log(0, 1, "stdout").exists(), 60)
     messages = []
     for offset_s in (3600, -3600, 90, -90):
         clock.write_text(str(offset_s))

@@ -101,7 +101,9 @@ def test_the_command_line_on_a_disk_that_fills_while_it_runs(tmp_path: Path) -> 
     end = tmp_path / "end"
     with small_disk(tmp_path / "disk", "16m") as disk:
         command = command_line(tmp_path, disk / "out", "--until", str(end))
-        logs = [disk / "out" / "logs" / f"rank-{rank}.stdout.log" for rank in range(2)]
+        logs = [
+            disk / "out" / "logs" / "attempt-0" / f"rank-{rank}.stdout.log" for rank in range(2)
+        ]
         until(
             lambda: (
                 all(" line 3\n" in read(log).decode() for log in logs) or command.poll() is not None

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 # second host another torch comes first on the path.
 PYTHON = """#!/bin/sh
 case "$SSH_CONNECTION" in *" 127.0.0.3 "*) export PYTHONPATH={fake};; esac
-exec {real} "$@"
+exec "{real}" "$@"
 """
 
 

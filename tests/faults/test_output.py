@@ -37,8 +37,8 @@ def test_output_arrives_byte_for_byte_and_the_keeper_stays_small(world: World) -
     result.raise_for_status()
     noise = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "noise.py"))["noise"]
     for rank in range(3):
-        assert run.paths.rank_log(rank, "stdout").read_bytes() == noise(rank)
-        assert run.paths.rank_log(rank, "stderr").read_bytes() == b"\r 10%\r 20%\xff\xfe"
+        assert run.paths.rank_log(0, rank, "stdout").read_bytes() == noise(rank)
+        assert run.paths.rank_log(0, rank, "stderr").read_bytes() == b"\r 10%\r 20%\xff\xfe"
         assert [e.data["n"] for e in run.events() if e.rank == rank] == [0, 1, 2, 3, 4]
     assert resident(keeper) - before < 100 * MIB
     assert run.logs(0, "stdout", tail=1) == "no newline at the end"
@@ -55,7 +55,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
             while fill(ballast.fileno()):
                 pass
         log = world.cluster.path / "keeper.log"
-        ends = [f"{run.paths.rank_log(rank, 'stdout')} ends here for now" for rank in range(3)]
+        ends = [f"{run.paths.rank_log(0, rank, 'stdout')} ends here for now" for rank in range(3)]
         world.until(lambda: all(end in log.read_text() for end in ends), 120)
         time.sleep(1)  # some hundred more lines that do not fit
         assert run.state is RunState.RUNNING, "the run must go on"
@@ -99,7 +99,8 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
                 pass
         before = [world.log(run, rank).count("\n") for rank in range(2)]
         on_pod = [
-            path.stat().st_size for path in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")
+            path.stat().st_size
+            for path in disk.glob("cluster/pods/*/runs/*/attempt-0/rank-*.stdout.log")
         ]
         world.until(
             lambda: all(
@@ -108,7 +109,7 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
             60,
         )
         assert max(on_pod) + 8192 > max(
-            p.stat().st_size for p in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")
+            p.stat().st_size for p in disk.glob("cluster/pods/*/runs/*/attempt-0/rank-*.stdout.log")
         )
         end.touch()
         result = world.ended(run)

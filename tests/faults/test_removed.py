@@ -56,7 +56,7 @@ def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
         case "folder":
             remove(folder)
         case _:
-            (folder / "rank-1" / "stdout.log").unlink()
+            (folder / "attempt-0" / "rank-1.stdout.log").unlink()
     gate.write_text("11")
     result = run.wait(90, progress=False)
     assert result.state is RunState.SUCCEEDED, result.message

@@ -149,7 +149,7 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
             held = [
                 path
                 for path, _ in left_in(tmp_path, {"proxy": proxy})
-                if not path.endswith("/stdout.log")
+                if not path.endswith(".stdout.log")
             ]
             assert held == [], "while the pods live, but for what the ranks have printed there"
     finally:

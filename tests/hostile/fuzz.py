@@ -308,7 +308,7 @@ _REPORT = (
 _ANSWER = (
     b'{"id": 1, "ok": true, "ranks": [{"rank": 0, "phase": "exited", "exit_code": 1, "pid": 5, '
     b'"error": {"kind": "ValueError", "message": "no", "traceback": "T", "time_s": 1.5}}], '
-    b'"logs": {"rank-0.stdout.log": {"offset": 0, "data": "eA=="}}, "settled": false}'
+    b'"logs": {"attempt-0/rank-0.stdout.log": {"offset": 0, "data": "eA=="}}, "settled": false}'
 )
 _RUN_REQUEST = (
     b'{"run": "r1", "ranks": [{"rank": 0, "pod": "pod-0", "local_rank": 0}], "argv": ["python"], '

@@ -156,10 +156,12 @@ def test_a_pod_cannot_report_the_rank_of_another_pod() -> None:
 )
 def test_a_piece_in_another_form_is_named(written: WrittenRun, chunk: Any) -> None:
     collector = Collector(written.paths, [0])
-    pieces: Mapping[str, Any] = {"../../x": chunk, "rank-0/stdout.log": chunk}
-    with pytest.raises(ValueError, match=r"a piece of rank-0/stdout\.log is not in the form"):
+    pieces: Mapping[str, Any] = {"../../x": chunk, "attempt-0/rank-0.stdout.log": chunk}
+    with pytest.raises(
+        ValueError, match=r"a piece of attempt-0/rank-0\.stdout\.log is not in the form"
+    ):
         collector.take(pieces)
-    assert written.paths.rank_log(0, "stdout").read_bytes() == b""
+    assert written.paths.rank_log(0, 0, "stdout").read_bytes() == b""
     with pytest.raises(ValueError, match="not an object"):
         collector.take(chunk if isinstance(chunk, str) else [])
 

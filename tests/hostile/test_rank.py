@@ -231,7 +231,7 @@ def outcome(world: World, trial: Trial) -> RunResult:
 
 
 def printed(run: Run) -> str:
-    path = run.paths.rank_log(0, "stdout")
+    path = run.paths.rank_log(0, 0, "stdout")
     return path.read_text(errors="replace") if path.exists() else ""
 
 

@@ -19,10 +19,10 @@ from workbench.finetune.deepspeed.kinds import Kind, Table, Whole
 from workbench.finetune.deepspeed.unsupported_keys import NOT_DONE
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.rundir.spec import ClusterSpec
 
-WITH_DEEPSPEED = [t for t in TECHNIQUE_NAMES if technique_of(t).uses_deepspeed]
+WITH_DEEPSPEED = [each.name for each in TECHNIQUES if each.uses_deepspeed]
 
 
 def own(config: object, **options: object) -> FineTune:
@@ -59,7 +59,7 @@ def test_a_technique_that_takes_another_number_of_ranks_is_refused(
 
 
 def test_tf32_is_refused_on_cpus_under_every_technique() -> None:
-    for technique in TECHNIQUE_NAMES:
+    for technique in (each.name for each in TECHNIQUES):
         with pytest.raises(ConfigError, match="tf32"):
             resolve(FineTune(technique=technique, precision="tf32"), gpus=0)
     assert resolve(FineTune(technique="zero1", precision="tf32"), gpus=1) is not None

@@ -16,7 +16,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.renamed_options import ELSEWHERE, LORA, OTHERWISE
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
+from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
 from workbench.rundir.make.prepare import prepare_run
@@ -434,6 +434,17 @@ def test_a_refused_spec_shows_no_secret(spec: object) -> None:
     assert "canary" not in str(refused.value)
 
 
+@pytest.mark.parametrize("technique", ["zero3", "zero3-offload"])
+def test_adapters_of_single_tokens_under_zero3_need_gpus(technique: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"trainable_token_indices": [1, 2]}')
+    lora = {"resume_from": str(tmp_path)}
+    job = FineTune(model="tiny-llama", technique=technique, peft="lora", lora=lora)
+    with pytest.raises(ConfigError, match=sentence("peft gathers the embeddings on a GPU")):
+        check_at_submit(job, gpus=0)
+    check_at_submit(job, gpus=1)
+    check_at_submit(job.replace(technique="zero2"), gpus=0)
+
+
 def test_the_memory_of_each_gpu_is_kept_in_gib_and_is_of_gpus_that_there_are() -> None:
     sizes = {0: "20GiB", 1: 20, 2: "40960MB"}
     job = FineTune(technique="single", device_map="auto", max_memory=sizes)
@@ -475,7 +486,7 @@ def test_help_explains_every_option(
 
 def test_the_form_and_the_pages_have_choices_units_and_sections() -> None:
     options = {option.name: option for option in FineTune.options()}
-    assert options["technique"].choices == TECHNIQUE_NAMES
+    assert options["technique"].choices == tuple(each.name for each in TECHNIQUES)
     assert (options["max_source_length"].unit, options["save_steps"].unit) == ("tokens", "steps")
     assert (options["dataset"].section, options["lora"].section) == ("Model and data", "Technique")
 

@@ -511,6 +511,34 @@ def test_an_answer_that_fits_no_single_option_is_refused(choices: object, answer
         row_from({"question": "Which?", "choices": choices, "answer": answer}, "here")
 
 
+@pytest.mark.parametrize(
+    ("answers", "judged", "is_clear"),
+    [
+        ([0, 1, 2], [1], True),
+        (["1", "2"], ["0"], True),
+        ([1, 2, 1], [2], False),
+        (["B", "1"], ["A"], False),
+        (["B", "red"], ["A"], True),
+    ],
+)
+def test_positions_that_may_count_from_0_or_from_1_are_refused(
+    tmp_path: Path, answers: Sequence[object], judged: Sequence[object], is_clear: bool
+) -> None:
+    paths = []
+    for name, several in (("train", answers), ("eval", judged)):
+        rows = [
+            {"question": "Which?", "choices": ["red", "blue", "grey"], "answer": answer}
+            for answer in several
+        ]
+        paths.append(write(tmp_path / f"{name}.jsonl", rows))
+    train, evaluation = paths
+    if is_clear:
+        prepared(train, eval=str(evaluation), eval_share=None)
+        return
+    with pytest.raises(ConfigError, match=sentence("the positions may count from 0 or from 1")):
+        prepared(train, eval=str(evaluation), eval_share=None)
+
+
 FILLED: Mapping[str, object] = {
     **dict.fromkeys(PROMPT_KEYS, "x"),
     "history": HISTORY,
@@ -836,7 +864,7 @@ def test_a_list_of_several_texts_is_no_question(
 
 
 def test_lists_of_the_prompt_are_read_whole_beside_named_columns(tmp_path: Path) -> None:
-    row = {"q": "q", "list": ["x", "y"], "a": 1}
+    row = {"q": "q", "list": ["x", "y"], "a": "B"}
     path = write(tmp_path / "rows.jsonl", [row] * 2)
     made = prepared(path, columns={"question": "q", "answer": "a", "choices": "list"})
     assert {(read.source, read.target) for read in lines(made)} == {("q\nA. x\nB. y", "B. y")}
@@ -1175,7 +1203,7 @@ def test_rows_of_a_table_are_the_rows_of_a_json_file(tmp_path: Path) -> None:
     ]
     rows: list[dict[str, Any]] = [
         {**ALPACA, "system": "Be brief.", "history": HISTORY},
-        {"question": "Which?", "choices": ["red", "blue"], "answer": "1"},
+        {"question": "Which?", "choices": ["red", "blue"], "answer": "0"},
         {"messages": turns, "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"text": SPACED},
         {"question": "", "answer": "x", "text": "an empty question"},

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pathspec import GitIgnoreSpec
 
+from workbench.base.errors import ConfigError
 from workbench.jobs.ignore_patterns import IgnorePatterns
 from workbench.jobs.script_folder import script_files
 
@@ -36,6 +37,15 @@ def test_the_engine_decides_as_pathspecs_own_does(lines: list[str], path: str) -
 def test_a_pattern_of_many_stars_takes_no_longer() -> None:
     # Python's regular expressions would need years.
     assert IgnorePatterns([f"{'*a' * 30}*b"]).decide("a" * 200) is None
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".workbenchignore"])
+def test_an_ignore_file_of_too_many_patterns_is_refused(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    (tmp_path / name).write_text("".join(f"x{number}d*\n" for number in range(20_000)))
+    with pytest.raises(ConfigError, match="KiB of patterns"):
+        script_files(tmp_path)
 
 
 def test_names_and_patterns_that_are_no_text_are_matched() -> None:

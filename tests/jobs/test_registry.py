@@ -210,7 +210,7 @@ def test_a_job_of_another_package_is_a_row_of_a_grid() -> None:
 
 def test_a_job_of_another_package_has_a_forecast_that_says_what_is_unknown(tmp_path: Path) -> None:
     forecast = Benchmark([counting()], pods=[2], path=tmp_path / "b").forecast()
-    assert (forecast.runs, forecast.to_go, forecast.without_time) == (1, 1, 1)
+    assert (forecast.runs, forecast.to_go) == (1, 1)
     assert forecast.rows[0].memory.gib is None
     assert "memory of a count job is not predicted" in forecast.rows[0].memory.unknown
     assert "count on 2 pods" in as_text(forecast)
@@ -262,7 +262,7 @@ def test_a_job_of_another_package_is_prepared_sent_run_and_reported(cluster: Clu
     assert result.state is RunState.SUCCEEDED
     assert result.world_size == 2
     for rank in (0, 1):
-        log = run.paths.rank_log(rank, "stdout").read_text()
+        log = run.paths.rank_log(0, rank, "stdout").read_text()
         assert log.splitlines() == ["tick 0", "tick 1", "tick 2"]
     assert (run.paths.root / "files" / "last.txt").read_text() == "2"
     assert result.technique == "count"

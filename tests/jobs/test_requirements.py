@@ -550,3 +550,28 @@ def test_a_script_is_handed_over_with_its_folder_and_its_bare_name(tmp_path: Pat
 def names(archive: bytes) -> list[str]:
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         return packed.namelist()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("# " + "a." * 50_000 + "b = 1", "has a key of more than 100 parts"),
+        ("# " + '"a" . ' * 50_000 + "b = 1", "has a key of more than 100 parts"),
+        ("# a = " + "[" * 100_000, "is not TOML"),
+        (f"# requires-python = '>=3{'0' * 5000}'", "not a version specifier"),
+    ],
+)
+def test_a_strangers_header_costs_no_time_and_is_refused_in_words(line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        header_in(f"# /// script\n{line}\n# ///\n", "train.py")
+
+
+def test_a_version_of_thousands_of_digits_is_no_error_of_ours(tmp_path: Path) -> None:
+    found = read(tmp_path, [f"a==1{'0' * 5000}"], "import a\n")
+    assert found is not None and found.installs
+
+
+def test_versions_and_tables_with_many_dots_are_read() -> None:
+    many = ", ".join(f"'a{n}==1.2.3.4'" for n in range(300))
+    found = header_in(f"# /// script\n# dependencies = [{many}]\n# ///\n", "train.py")
+    assert found is not None and len(found.lines) == 300

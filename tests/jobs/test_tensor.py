@@ -11,6 +11,7 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import outline
 from workbench.finetune.options.groups.tensor import check_model, check_pod
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.setting import setting_of
@@ -70,10 +71,6 @@ def test_options_that_exclude_shared_weights_are_refused(
         ({}, 3, "the model has 8 attention heads"),
         ({"intermediate_size": 190}, 4, "intermediate_size of the model is 190"),
         ({"num_local_experts": 4}, 2, "mixtures of experts; use 'zero3' or 'fsdp'"),
-        ({"model_type": "gpt2"}, 2, "no plan to cut the layers of a 'gpt2'. Drop tensor_parallel"),
-        # All its layers have whole inputs and outputs.
-        ({"model_type": "phi3"}, 2, "no plan to cut the layers of a 'phi3'"),
-        ({"model_type": "qwen2_moe"}, 2, "does not know how to cut a 'qwen2_moe'"),
     ],
 )
 def test_a_model_that_ranks_cannot_share_is_refused_before_the_start(
@@ -85,6 +82,30 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_the_start(
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **config}))
     with pytest.raises(ConfigError, match=says):
         resolve(job(model=str(tmp_path), tensor_parallel=size), gpus=0, world_size=size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("gpt2", "no plan to cut the layers of a 'gpt2'. Drop tensor_parallel"),
+        # All its layers have whole inputs and outputs.
+        ("phi3", "no plan to cut the layers of a 'phi3'"),
+        ("llama", ""),
+    ],
+)
+def test_a_model_whose_plan_cuts_nothing_is_refused_before_the_start(kind: str, says: str) -> None:
+    config = {**LLAMA, "model_type": kind, "pad_token_id": 0}
+    answer = outline.answer(
+        {
+            "folder": "m",
+            "config": config,
+            "generation": {},
+            "scores": False,
+            "tensor_parallel": True,
+        }
+    )
+    assert says in answer.get("refused", "")
+    assert bool(says) == bool(answer)
 
 
 def test_a_group_lies_within_a_pod() -> None:

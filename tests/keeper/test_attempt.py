@@ -217,7 +217,7 @@ def test_an_event_that_is_reported_twice_counts_once(tmp_path: Path) -> None:
 
     def twice() -> list[Any]:
         events = [
-            replace(event, attempt=0, sequence=number)
+            replace(event, attempt=0, offset=number)
             for number, event in enumerate(whole(), start=len(reported))
         ]
         reported.extend(events)

@@ -38,7 +38,7 @@ class OwnLine:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         self.fresh = True
-        return ["sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh", *argv]
+        return ["setsid", "sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh", *argv]
 
     def tell(self, done: int, _size: int) -> None:
         if self.fresh:
@@ -46,7 +46,7 @@ class OwnLine:
             self.begun.append(done)
         elif self.cut_at and done >= self.cut_at:
             self.cut_at = 0
-            os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+            os.killpg(int((self.folder / "pid").read_text()), signal.SIGKILL)
 
     def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
         route = SshRoute(

@@ -21,20 +21,16 @@ from workbench.keeper.decisions import RunDecisions
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run import restart as module
+from workbench.keeper.run.policy import Loss
 from workbench.keeper.run.restart import (
     InheritedRanks,
-    Loss,
-    describe_loss,
     end_earlier_ranks,
     inherited_ranks,
-    pods_lost,
     replace_lost_pods,
     restart_on,
 )
-from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Phase
 from workbench.rundir.events import Event
-from workbench.rundir.result import RunFault
 from workbench.rundir.totals import RunTotals
 
 Answer = Mapping[str, object]
@@ -354,47 +350,7 @@ def test_earlier_ranks_that_do_not_end_are_left_after_some_seconds(kept: Kept, h
     assert 15.0 <= hand.now - began < 16.0
 
 
-# Losses.
-
-
-def test_a_loss_is_read_back_from_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = Loss(what="pod-1 was lost", why="evicted", pods=["pod-1"], lost_s=5.5)
-    assert Loss.read(loss.to_facts()) == loss
-    monkeypatch.setattr(module, "now_s", lambda: 9.0)
-    assert Loss.read({}) == Loss(what="", why="", pods=[], lost_s=9.0)
-
-
-def test_a_loss_that_ends_a_run_blames_its_first_pod() -> None:
-    loss = Loss(what="pods were lost", why="evicted", pods=["pod-1", "pod-2"], lost_s=5.5)
-    assert (loss.fault.kind, loss.fault.pod, loss.fault.message) == ("pod", "pod-1", "evicted")
-    bare = replace(loss, why="", pods=[]).fault
-    assert (bare.pod, bare.message) == ("", "pods were lost")
-
-
-@pytest.mark.parametrize(
-    ("lost", "fault", "pods", "what"),
-    [
-        ([], RunFault(kind="pod", pod="pod-1"), ["pod-1"], "pod-1 was lost"),
-        (["pod-0"], RunFault(kind="pod", pod="pod-1"), ["pod-0", "pod-1"], "were lost"),
-        (["pod-0"], RunFault(kind="signal", pod="pod-1"), ["pod-0"], "pod-0 was lost"),
-        (
-            [],
-            RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL"),
-            [],
-            "rank 1 on pod-1 was killed",
-        ),
-        ([], RunFault(kind="signal", pod="pod-1", message="killed by SIGSEGV"), [], ""),
-        ([], RunFault(kind="exit", pod="pod-1", message="killed by SIGKILL"), [], ""),
-    ],
-)
-def test_lost_pods_are_those_of_the_ledger_and_of_the_fault(
-    lost: Sequence[str], fault: RunFault, pods: Sequence[str], what: str
-) -> None:
-    ledger = RunLedger(pods=["pod-0", "pod-1"], world_size=2, lost=dict.fromkeys(lost, "gone"))
-    assert sorted(pods_lost(ledger, fault)) == pods
-    described = describe_loss(ledger, fault)
-    assert what in described
-    assert bool(described) is bool(what)
+# Restarts.
 
 
 def test_pods_are_replaced_and_those_that_stay_lost_are_left_out(kept: Kept) -> None:
@@ -454,9 +410,9 @@ def stepping(tmp_path: Path) -> Kept:
     return kept
 
 
-def test_a_restart_is_another_attempt_that_this_keeper_starts(stepping: Kept) -> None:
+def test_a_restart_keeps_its_numbers_and_is_started_by_this_keeper(stepping: Kept) -> None:
     context, event = restarted(stepping, None)
-    assert (context.attempt, context.restart, context.inherited) == (4, 2, False)
+    assert (context.attempt, context.restart, context.inherited) == (3, 1, False)
     assert event.kind == "restarted" and event.rank is None
     assert event.data == {
         "what": "pod-1 was lost",
@@ -500,18 +456,11 @@ def test_a_script_keeps_its_own_checkpoints(stepping: Kept) -> None:
     assert not any("-rf" in command for link in stepping.links for command in link.commands)
 
 
-def test_logs_go_to_the_pods_of_the_next_attempt(stepping: Kept) -> None:
-    stepping.context.paths.rank_log(1, "stderr").write_text("a line\n")
-    stepping.context.paths.rank_log(1, "order").unlink()
+def test_no_log_goes_to_the_pods_of_the_next_attempt(stepping: Kept) -> None:
+    stepping.context.paths.rank_log(0, 1, "stderr").write_text("a line\n")
     restarted(stepping, None)
-    folder = f"/pods/pod-1/runs/{RUN}"
-    link = stepping.links[1]
-    assert [path.rpartition("/")[2] for path in link.files] == ["stderr.log"]
-    assert link.files[0].startswith(folder)
-    removed = [command[-1] for command in link.commands if command[:2] == ["rm", "-f"]]
-    assert [path.rpartition("/")[2] for path in removed] == ["stdout.log", "order.log"]
-    made = [command for command in link.commands if command[0] == "mkdir"]
-    assert len(made) == 1
+    for link in stepping.links:
+        assert not link.files and not link.commands
 
 
 def test_a_run_that_cannot_start_here_is_not_restarted(stepping: Kept) -> None:

@@ -59,8 +59,6 @@ RESTARTING = [
     "after line restarted",
     "before restore",
     "after restore",
-    "before mkdir",
-    "after mkdir",
 ]
 EVENT = ["before event", "after event"]
 

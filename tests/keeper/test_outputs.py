@@ -46,7 +46,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def wrote(run: Run, rank: int) -> bool:
-    log = run.paths.rank_log(rank, "stdout")
+    log = run.paths.rank_log(0, rank, "stdout")
     return log.exists() and "written" in log.read_text()
 
 

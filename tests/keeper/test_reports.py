@@ -175,7 +175,7 @@ def test_output_is_read_without_a_pause_and_events_have_this_machine_s_time(
     watched: Watched,
 ) -> None:
     line = b'@workbench {"time_s": 12.0, "rank": 0, "kind": "step", "step": 1}\n'
-    chunks = {"rank-0/stdout.log": {"offset": 0, "data": line.decode()}}
+    chunks = {"attempt-0/rank-0.stdout.log": {"offset": 0, "data": line.decode()}}
 
     def once() -> None:
         if len(watched.agent.asked) > 1:
@@ -186,7 +186,7 @@ def test_output_is_read_without_a_pause_and_events_have_this_machine_s_time(
     first, second = watched.reports()[:2]
     assert (first.drained, second.drained) == (False, True)
     assert [event.time_s for event in first.events] == [10.0]
-    assert watched.paths.rank_log(0, "stdout").read_bytes() == line
+    assert watched.paths.rank_log(0, 0, "stdout").read_bytes() == line
     assert len(watched.agent.asked) == len(watched.end.waits) + 1
 
 
@@ -204,7 +204,7 @@ def test_logs_that_failed_are_tried_once_more_after_the_end(
 
 
 def test_the_reason_of_an_incomplete_log_is_reported(watched: Watched) -> None:
-    watched.watch._collector.cut["rank-0/stdout.log"] = "the disk here is full"
+    watched.watch._collector.cut["attempt-0/rank-0.stdout.log"] = "the disk here is full"
     assert watched.reports()[0].cut == "the disk here is full"
 
 

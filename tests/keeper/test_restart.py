@@ -21,10 +21,9 @@ from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
+from workbench.keeper.run.policy import Loss
 from workbench.keeper.run.restart import (
-    Loss,
     _why_fresh,
-    describe_loss,
     inherited_ranks,
     replace_lost_pods,
     restart_on,
@@ -37,51 +36,11 @@ from workbench.rundir.events import Event, format_event, parse_event, read_event
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import Restart, RunFault
+from workbench.rundir.result import Restart
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
-
-
-@pytest.mark.parametrize(
-    ("fault", "what"),
-    [
-        (RunFault(kind="pod", pod="pod-2", message="it was evicted"), "pod-2 was lost"),
-        (
-            RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGTERM"),
-            "rank 1 on pod-1 was killed by",
-        ),
-        (
-            RunFault(
-                kind="signal",
-                rank=1,
-                pod="pod-1",
-                message="killed by SIGKILL; its memory limit was reached",
-            ),
-            "",
-        ),
-        (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGSEGV"), ""),
-        (RunFault(kind="ValueError", rank=0, pod="pod-0", message="killed by SIGKILL"), ""),
-        (RunFault(kind="network", message="no sign from any pod"), ""),
-        (RunFault(kind="stall", rank=0, message="no step for 60 s"), ""),
-    ],
-)
-def test_only_what_came_from_outside_is_a_loss(fault: RunFault, what: str) -> None:
-    assert describe_loss(
-        RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3), fault
-    ).startswith(what or "")
-    assert bool(describe_loss(RunLedger(pods=[], world_size=3), fault)) is bool(what)
-
-
-def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> None:
-    ledger = RunLedger(
-        pods=["pod-0", "pod-1", "pod-2"], world_size=3, lost={"pod-2": "gone", "pod-1": "gone"}
-    )
-    assert (
-        describe_loss(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0"))
-        == "pod-1 and pod-2 were lost"
-    )
 
 
 def test_a_restart_from_the_beginning_names_the_checkpoint_that_was_not_whole() -> None:
@@ -365,7 +324,7 @@ def test_a_run_that_begins_again_says_why(
         ledger.totals.take(event("checkpoint", 1.0, step=saved))
     loss = Loss(what="pod-1 was lost", why="gone", pods=["pod-1"], lost_s=1.0)
     new, restarted = restart_on(context, links, ledger.totals, loss, PulledCheckpoints(notes=notes))
-    assert (new.attempt, new.restart) == (2, 1)
+    assert (new.attempt, new.restart) == (1, 0), "the decision has counted already"
     ledger.totals.take(restarted)
     assert words in str(ledger.totals.restarts[0])
 

@@ -37,7 +37,7 @@ from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.run.restart import _make_ready
+from workbench.keeper.run.states import Phase, State
 from workbench.rundir.outcome import RankError
 from workbench.rundir.state import RunState
 
@@ -434,7 +434,6 @@ def test_a_cancel_while_pods_are_replaced_ends_the_run(tmp_path: Path) -> None:
 
     sim.restore = cancelled  # type: ignore[method-assign]
     runner.context = replace(runner.context, restore=cancelled)
-    runner._attempt = runner._new_attempt()
     assert runner.run() == "cancelled"
     assert sim.attempts == 1
     assert not any(pod.running for pod in sim.pods)
@@ -470,34 +469,6 @@ def test_a_command_that_cannot_be_written_is_a_warning(
     assert sim.runner().run() == "succeeded"
     assert f"cannot write {sim.paths.command}" in caplog.text
     assert "--master-port" in str(read_json(sim.paths.result)["command"])
-
-
-def test_a_restart_removes_logs_from_the_pods_that_no_copy_here_replaces(tmp_path: Path) -> None:
-    sim = Simulation(tmp_path, script(restarts=1), [Plan()])
-    sim.paths.rank_log(0, "stdout").write_text("a line\n")
-    removed = []
-    run, sent = SimLink.run, []
-
-    class Link(SimLink):
-        def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
-            if list(argv[:2]) == ["rm", "-f"]:
-                removed.append(argv[-1].split("/", 4)[-1])
-            return run(self, argv, timeout_s, again=again)
-
-        def put_file(self, source: Path, target: str) -> None:
-            sent.append(target.split("/", 4)[-1])
-
-    context = sim.context().on([Link(pod) for pod in sim.pods])
-    for link in context.links:
-        _make_ready(context, link, resumes=False)
-    assert [path.split("/")[-2:] for path in sent] == [["rank-0", "stdout.log"]]
-    assert [path.split("/")[-2:] for path in removed] == [
-        ["rank-0", "stderr.log"],
-        ["rank-0", "order.log"],
-        ["rank-1", "stdout.log"],
-        ["rank-1", "stderr.log"],
-        ["rank-1", "order.log"],
-    ]
 
 
 def test_odd_stacks_of_an_agent_are_refused_in_words(tmp_path: Path) -> None:
@@ -599,7 +570,7 @@ def test_a_run_that_was_ended_in_memory_is_written_while_the_keeper_lives(tmp_pa
     sim.paths.state.mkdir()
     secret = "hf_" + "a1B2" * 8
     runner._journal.finish_in_memory(RunState.FAILED, f"no file descriptor was free, {secret}")
-    runner._ended = True
+    runner._state = State(phase=Phase.ENDED)
     sim.paths.state.rmdir()
     runner.keep_state()
     for file in (sim.paths.result, sim.paths.state):

@@ -36,7 +36,7 @@ def hosts(run: Run) -> list[str]:
 
 def beats(*runs: Run) -> None:
     for run in runs:
-        log = run.paths.rank_log(0, "stdout")
+        log = run.paths.rank_log(0, 0, "stdout")
         until(lambda log=log: log.exists() and " line 3" in log.read_text(), 120)
 
 
@@ -102,5 +102,5 @@ def test_runs_beside_each_other_are_taken_over_together(cluster: Cluster, tmp_pa
     (tmp_path / "end").touch()
     for run in again:
         run.wait(120, progress=False).raise_for_status()
-        lines = run.paths.rank_log(0, "stdout").read_text().splitlines()
+        lines = run.paths.rank_log(0, 0, "stdout").read_text().splitlines()
         assert lines == [f"rank 0 line {n}" for n in range(len(lines))]

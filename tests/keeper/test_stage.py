@@ -238,14 +238,13 @@ def test_only_longer_logs_are_fetched_and_secrets_are_masked(sim: Simulation) ->
     context, links = context_of(sim)
     context.redact.learn({"HF_TOKEN": "hf_secret"})
     (rank,) = context.ranks_on(links[1])
-    context.paths.rank_log(rank, "stderr").write_text("four")
-    links[1].sizes = {"stdout.log": 9, "stderr.log": 4}
+    context.paths.rank_log(0, rank, "stderr").write_text("four")
+    links[1].sizes = {f"rank-{rank}.stdout.log": 9, f"rank-{rank}.stderr.log": 4}
     fetch_logs(context, links[1])
-    folder = context.on_pod(links[1]).rank(rank)
-    assert links[1].sent == [str(folder / "stdout.log")]
-    assert "hf_secret" not in context.paths.rank_log(rank, "stdout").read_text()
+    assert links[1].sent == [str(context.on_pod(links[1]).rank_log(0, rank, "stdout"))]
+    assert "hf_secret" not in context.paths.rank_log(0, rank, "stdout").read_text()
     # Only the file of the order may be missing.
-    links[1].sizes = {"order.log": 9}
+    links[1].sizes = {f"rank-{rank}.order.log": 9}
     with pytest.raises(RemoteError, match="No such file"):
         fetch_logs(context, links[1])
 

@@ -25,7 +25,6 @@ from workbench.keeper.run.verdict import (
     in_users_files,
     lost_pod,
     place_words,
-    stopped_by_others,
     verdict,
 )
 from workbench.keeper.watch.ledger import RunLedger
@@ -416,21 +415,3 @@ def test_a_platform_that_does_not_answer_has_no_words(context: RunContext) -> No
 def test_hosts_without_a_platform_have_no_words(context: RunContext) -> None:
     seen = replace(B, message="no answer since 14:31")
     assert place_words(observed(context, A, seen, kind="ssh")) == ""
-
-
-@pytest.mark.parametrize(("unwatched", "restarted"), [(False, True), (True, False), (True, True)])
-def test_a_rank_that_ended_with_its_agent_is_named_with_the_cause(
-    unwatched: bool, restarted: bool, context: RunContext
-) -> None:
-    seen = ledger(rank(0, done=True), rank(1, stopped=True))
-    fault = stopped_by_others(seen, replace(context, restarted=restarted), unwatched=unwatched)
-    assert (fault.rank, fault.pod, fault.host, fault.kind) == (1, "pod-1", B.address, "pod")
-    said = {
-        "agent": says(fault.message, "was ended together with the agent of the pod"),
-        "keeper": says(fault.message, "no new keeper came within the lease of the pod's agent"),
-        "reboot": says(fault.message, "ended with the pod when this machine was rebooted"),
-    }
-    cause = "agent"
-    if unwatched:
-        cause = "reboot" if restarted else "keeper"
-    assert [name for name, is_said in said.items() if is_said] == [cause]

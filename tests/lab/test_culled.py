@@ -83,7 +83,7 @@ def said(client: BlockingKernelClient, code: str, word: str) -> str:
 
 
 def lines(run: Run) -> int:
-    path = run.paths.rank_log(0, "stdout")
+    path = run.paths.rank_log(0, 0, "stdout")
     return path.read_text().count("\n") if path.exists() else 0
 
 

@@ -208,7 +208,7 @@ def reached_by_client(launched: Launched, place: Platform) -> None:
     unfit = "\n" if "csh" in shell else "\\" if shell == "fish" else "\0"
     words = [word for word in NASTY if unfit not in word]
     for index, pod in enumerate(launched.pods):
-        done = ssh(launched, place, index, [pod.python, "-c", ECHO, *words])
+        done = ssh(launched, place, index, ["env", pod.python, "-c", ECHO, *words])
         assert done.returncode == 0, done
         assert json.loads(done.stdout) == words
 

@@ -34,7 +34,7 @@ def test_what_a_login_prints_is_no_part_of_the_measurement(
         process = subprocess.Popen(
             ["sh", "-c", program], stdin=pipe, stdout=pipe, stderr=stderr, text=True
         )
-        return process, "the mark\n"
+        return process, "the mark"
 
     monkeypatch.setattr(exchange, "start_ssh", start)
     measured = measure_exchange([Pod(name="pod-0")], Identity(tmp_path), "/package", {}, {})
@@ -47,7 +47,7 @@ def on_this_machine(
     pipe = subprocess.PIPE
     argv = ["sh", "-c", 'echo the mark; exec "$@"', "sh", *command]
     process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=stderr, text=True)
-    return process, "the mark\n"
+    return process, "the mark"
 
 
 @pytest.mark.parametrize("slots", [(2, 2), (1, 2)])
@@ -81,7 +81,7 @@ def test_a_measurement_without_an_end_is_named_as_such(
         pipe = subprocess.PIPE
         argv = ["sleep", "600"]
         process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=stderr, text=True)
-        return process, "the mark\n"
+        return process, "the mark"
 
     monkeypatch.setattr(exchange, "start_ssh", start)
     measured = measure_exchange([Pod(name="pod-0")], Identity(tmp_path), "/package", {}, {})

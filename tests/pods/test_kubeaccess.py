@@ -15,7 +15,7 @@ from poll import until
 
 import workbench
 import workbench.places
-from tests.support.sentences import says
+from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find
 from workbench.pods.kubernetes import login
@@ -444,6 +444,20 @@ def test_a_wrong_type_in_a_kubeconfig_is_mended_as_the_message_asks(tmp_path: Pa
         with pytest.raises(ConfigError) as caught:
             KubeApi(place)
         assert str(caught.value).endswith(f"{path}: {words}")
+    kubeconfig(path, "http://127.0.0.1:1", {"token": "12345"})
+    KubeApi(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("as", "team"), ("as-groups", ["a"]), ("as-user-extra", {"reason": ["x"]})]
+)
+def test_a_kubeconfig_that_impersonates_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    """The client would act as the user itself, without a word."""
+    path = tmp_path / "config"
+    place = KubernetesPods(image="example.org/worker:1", kubeconfig=str(path))
+    kubeconfig(path, "http://127.0.0.1:1", {"token": "12345", key: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=sentence("impersonates no account; write a user", key)):
+        KubeApi(place)
     kubeconfig(path, "http://127.0.0.1:1", {"token": "12345"})
     KubeApi(place)
 

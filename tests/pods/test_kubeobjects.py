@@ -18,6 +18,7 @@ from tests.fakes.kubeplace import MANIFESTS
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import backend_from_dict
+from workbench.pods.bootstrap import pod_main
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Owner, base_name
 from workbench.pods.kubernetes.manifests.template import read_template
 from workbench.pods.kubernetes.manifests.volumes import Volume
@@ -386,7 +387,8 @@ def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> No
         ),
         ({"spec": {"serviceAccount": "x"}}, "spec.serviceAccount: .*serviceAccountName"),
         # No option of KubernetesPods changes the field.
-        ({"spec": {"terminationGracePeriodSeconds": 600}}, "600: .* have 30; leave the line out$"),
+        ({"spec": {"enableServiceLinks": True}}, "True: .* have False; leave the line out$"),
+        ({"spec": {"terminationGracePeriodSeconds": 600}}, "600: .* have 30.*give notice_s="),
         ({"kind": "PodTemplate", "template": {"spec": {}}}, "kind: PodTemplate is no pod"),
         ([{"spec": {}}], "is a list; it must be an object"),
         ("no such file.yaml", "no such file.yaml"),
@@ -398,6 +400,16 @@ def test_a_pod_template_that_contradicts_the_workbenchs_pod_is_refused(
     affinity = {"podAffinity": {}}
     with pytest.raises(ConfigError, match=f"(?s)pod_template.*{words}"):
         objects(pod_template=template, affinity=affinity)
+
+
+@pytest.mark.parametrize(("options", "notice_s"), [({}, 30), ({"notice_s": 600}, 600)])
+def test_the_time_before_a_pods_end_is_the_sites_and_the_ranks_have_most_of_it(
+    options: dict[str, Any], notice_s: int
+) -> None:
+    spec: Any = objects(**options).pod(0, None)["spec"]
+    assert spec["terminationGracePeriodSeconds"] == notice_s
+    (worker,) = spec["containers"]
+    assert pod_main._options(worker["args"]).leave_s == notice_s - 5
 
 
 OF_SITES: dict[str, dict[str, Any]] = {

@@ -942,7 +942,7 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
         return log.read_text().splitlines()[before:]
 
     run = cluster.submit(Script(path=str(script), args=[str(end)]))
-    logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
+    logs = [run.paths.rank_log(0, rank, "stdout") for rank in range(2)]
     until(lambda: all(each.exists() and "up" in each.read_text() for each in logs))
     # The node is lost, while the server answers; then the server is away too.
     place.lose_node()

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.sshhosts import Login, SSHHost, with_accounts
+from tests.poll import until
 from workbench.base.errors import ConfigError, PodError, RemoteError
+from workbench.base.process import with_mark
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.doctor.examination import examine_pods
 from workbench.pods.hosts import provision
@@ -26,7 +28,7 @@ from workbench.pods.ssh import connection as connections
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.login import Opening, marked
+from workbench.pods.ssh.login import Output, marked
 from workbench.pods.ssh.openssh import run_over_openssh, start_ssh
 
 pytestmark = pytest.mark.skipif(
@@ -56,9 +58,15 @@ PRINTS = {
     "fish-late": Login(
         "fish", {".config/fish/config.fish": "function bye --on-event fish_exit; echo Bye; end\n"}
     ),
+    "agent": Login(
+        files={
+            ".bashrc": 'eval "$(ssh-agent -s)" >/dev/null; echo $SSH_AGENT_PID >>~/agents\n'
+            "trap 'echo Bye; ssh-agent -k; (sleep 1; touch ~/started) >/dev/null 2>&1 &' EXIT\n",
+        }
+    ),
     "tcsh-prints": Login("tcsh", {".cshrc": "echo Welcome; printf 'last login: '\n"}),
 }
-SHELLS = {shell: Login(shell) for shell in ("bash", "dash", "ksh", "zsh", "fish", "tcsh")}
+SHELLS = {shell: Login(shell) for shell in ("bash", "rbash", "dash", "ksh", "zsh", "fish", "tcsh")}
 REFUSED = {
     "nologin": Login("nologin"),
     "false": Login("false"),
@@ -96,7 +104,7 @@ class Strangers:
             key=str(self.user.key),
             trust={self.host.address: self.host.fingerprint},
             root=str(self.root),
-            **{"python": sys.executable, **options},  # type: ignore[arg-type]
+            **{"python": sys.executable, "connect_timeout_s": 60, **options},  # type: ignore[arg-type]
         )
 
 
@@ -174,7 +182,7 @@ def test_commands_and_files_pass_any_login(
             assert (seen.exit_code, seen.out) == (0, "own\n")
             process, marker = start_ssh(pod, identity, ["echo", "own"])
             out, _ = process.communicate(timeout=60)
-            assert out.endswith(f"{marker}own\n")
+            assert out.endswith(f"{marker}\nown\n{marker} end 0\n")
     finally:
         backend.stop()
     assert list(there.root.glob("*")) == []
@@ -238,12 +246,13 @@ def test_a_login_serves_once_its_start_up_file_follows_the_advice(
     with pytest.raises((ConfigError, PodError), match=advice):
         backend.launch(PodSpec(), 1, context)
     file = there.host.folder.parent / "homes" / login / ".bashrc"
+    before = file.read_bytes()
     file.write_text(mended)
     try:
         backend.launch(PodSpec(), 1, context)
     finally:
         backend.stop()
-        file.write_text(EVERY[login].files[".bashrc"])
+        file.write_bytes(before)
 
 
 def left_host(there: Strangers, context: LaunchContext, tmp_path: Path) -> tuple[Pod, Identity]:
@@ -284,24 +293,6 @@ def test_the_doctor_names_a_login_that_runs_nothing(
     assert "start-up files" in ssh.fix
 
 
-@pytest.mark.parametrize(
-    ("subsystem", "login"), [("", "bash"), ("Subsystem sftp /missing", "no-end")]
-)
-def test_files_come_from_a_host_without_sftp(
-    context: LaunchContext, tmp_path: Path, subsystem: str, login: str
-) -> None:
-    bare = strangers(tmp_path / "bare", "127.0.0.32", subsystem=subsystem)
-    backend = bare.pods(login)
-    try:
-        (pod,) = backend.launch(PodSpec(), 1, context)
-        identity = Identity.create(tmp_path / "own")
-        identity.pin([pod])
-        try_files(pod, identity, tmp_path)
-        backend.stop()
-    finally:
-        bare.host.stop()
-
-
 def test_a_slow_login_is_named_with_its_seconds(
     there: Strangers, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,17 +310,76 @@ def test_a_slow_login_is_named_with_its_seconds(
     assert any("start-up files of the login take" in line for line in reports)
 
 
-@pytest.mark.parametrize("before", [b"", b"Welcome\n" * 200, b"last login: ", bytes(range(256))])
+@pytest.mark.parametrize("others", [b"", b"Welcome\n" * 200, b"last login: ", bytes(range(256))])
 @pytest.mark.parametrize("step", [1, 7, 100_000])
-def test_output_before_the_marker_is_dropped_and_quotable(before: bytes, step: int) -> None:
+def test_output_outside_the_markers_is_dropped_and_quotable(others: bytes, step: int) -> None:
     _, marker = marked(["true"])
-    opening, own = Opening(marker), b"own\n" + marker
-    data = before + marker + own
-    come = b"".join(opening.strip(data[at : at + step]) for at in range(0, len(data), step))
-    assert come == own
-    assert opening.is_over
-    unstarted = Opening(marker)
-    assert unstarted.strip(before) == b""
-    assert len(unstarted.words) <= 300
-    assert bool(unstarted.words) == bool(before)
-    assert "\n" not in unstarted.words
+    output, own = Output(marker), b"own@\n" + marker + b"\n@workbench-" + marker
+    data = others + marker + b"\n" + own + marker + b" end 7\n" + others
+    come = b""
+    for at in range(0, len(data), step):
+        come += output.strip(data[at : at + step])
+    assert (come, output.exit_code, output.has_started) == (own, 7, True)
+    unstarted = Output(marker)
+    assert unstarted.strip(others) == b""
+    for each in (output, unstarted):
+        assert len(each.words) <= 300
+        assert bool(each.words) == bool(others)
+        assert "\n" not in each.words
+    assert (unstarted.exit_code, unstarted.has_started) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [("0", 0), ("255", 255), ("137", -1), ("x", -1), ("9" * 9999, -1)]
+)
+def test_the_exit_code_of_the_last_line_is_read(said: str, code: int) -> None:
+    output = Output(b"@m")
+    assert output.strip(f"@m\nown@m end {said}\n".encode()) == b"own"
+    assert output.exit_code == code
+
+
+def test_a_stream_that_ends_without_the_last_line_broke(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    pod, identity = left_host(there, context, tmp_path)
+    identity.pin([pod])
+    with SSHConnection(pod, identity) as connection:
+        done = connection.run(["sh", "-c", "echo own; kill -9 $PPID"])
+        assert (done.exit_code, done.stdout) == (-1, "own\n")
+        assert connection.run(["sh", "-c", "kill -9 $$"]).exit_code == -1
+
+
+def test_traps_of_a_login_run_to_their_end(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    """Each login starts an agent that its trap ends, after a line on a pipe that someone reads."""
+    pod, identity = left_host(there, context, tmp_path)
+    own = replace(pod, user="agent")
+    identity.pin([own])
+    home = there.host.folder.parent / "homes" / "agent"
+    with SSHConnection(own, identity) as connection:
+        assert connection.run(["cat"], stdin=b"in").stdout == "in"
+        assert connection.run(["sh", "-c", "exit 3"]).exit_code == 3
+        stream = connection.stream(["cat"])
+        stream.write(b"asked\n")
+        assert stream.read(60) == b"asked\n"
+        stream.close()
+        send_file(route_to(own, identity, 20.0), home / ".bashrc", f"{home}/sent", f"{home}/part")
+    agents = (home / "agents").read_text().split()
+    assert len(agents) >= 4
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))
+    until((home / "started").is_file)
+
+
+def test_a_command_ends_with_the_connection(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    pod, identity = left_host(there, context, tmp_path)
+    late = replace(pod, user="late")
+    identity.pin([late])
+    with SSHConnection(late, identity) as connection:
+        stream = connection.stream(["cat"])
+        stream.write(b"asked\n")
+        assert stream.read(60) == b"asked\n"
+    home = there.host.folder.parent / "homes" / "late"
+    until(lambda: with_mark("HOME", [str(home)]) == [])

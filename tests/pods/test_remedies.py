@@ -54,6 +54,7 @@ NO_ADVICE = {
     "wait-all-nodes": "an option",
     'fi done echo "PodSpec.image needs pyxis': "a program",
     "unset PYTHONPATH; p=$1; shift;": "a program",
+    "unset PYTHONHOME; base64 </dev/null": "a program",
     "the pod has GPUs {}.": "a report",
     "text; a number needs quotes": "the end of a sentence of a test in test_kubeaccess",
 }
@@ -438,6 +439,9 @@ SERVER_ANSWERS = "test_kubeaccess.py::test_the_server_answers_after_the_advice_o
 MENDED_CLAIM = "test_kubernetes.py::test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays"
 
 ELSEWHERE: Mapping[str, str] = {
+    "impersonates no account; write a user with the token": (
+        "test_kubeaccess.py::test_a_kubeconfig_that_impersonates_is_refused"
+    ),
     "as the client knows no other kind of proxy": URL_ACCEPTED,
     "the cluster {} has the server {}; write https://HOST:PORT": URL_ACCEPTED,
     "backslashes or letters that do not print": (
@@ -514,7 +518,7 @@ ELSEWHERE: Mapping[str, str] = {
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
     "~/.cshrc) exit or start another shell": LOGIN_SERVES,
-    "Its start-up files leave no sh or no base64 in PATH: let them add to PATH.": LOGIN_SERVES,
+    "Its start-up files leave no env, sh or base64 in PATH: let them add to PATH.": LOGIN_SERVES,
     "look in the start-up files for a waiting command": LOGIN_SERVES,
     "start the program with </dev/null": LOGIN_SERVES,
     "Let them read nothing without a terminal: COMMAND": LOGIN_SERVES,

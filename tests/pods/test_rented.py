@@ -269,7 +269,7 @@ def test_an_attached_dstack_run_takes_a_script_over_its_own_addresses(
         assert str(cluster.hostfile).split()[::2] == ["127.0.0.12", "127.0.0.13"]
         run = cluster.submit(Script(path=str(tmp_path / "meet.py")))
         run.wait(120, progress=False).raise_for_status()
-        assert "rank 0 met rank 1 at 127.0.0.12\n" in run.paths.rank_log(0, "stdout").read_text()
+        assert "rank 0 met rank 1 at 127.0.0.12\n" in run.paths.rank_log(0, 0, "stdout").read_text()
     assert list(rented.root.glob("*")) == []
 
 

@@ -1,11 +1,13 @@
-"""Every command and stream of a login, in each shell and after each kind of start-up output.
+"""Every command and stream of a login, in each shell and between each kind of output of its own.
 
 A login is what sshd does with it: the account's shell with `-c` and one line. The start-up file of
-the shell prints; for a shell that reads none, the login prints before the shell.
+the shell prints, and so does a trap of the file at the end; for a shell that reads no file, the
+login prints before and after the shell.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,12 +23,18 @@ from workbench.pods.ssh import child, openssh
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.login import line_of
 from workbench.pods.ssh.openssh import run_over_openssh
 
 NASTY = "a'b\"c!d\\e\n\nf  g * $HOME `x` é \t#~ %s {a,b} \udcff"
 SHOWN = NASTY.replace("\udcff", "\\xff")
 BYTES = bytes(range(256)) * 100
+AT_END = {
+    "bash": "trap '{}' EXIT",
+    "rbash": "trap '{}' EXIT",
+    "zsh": "TRAPEXIT() {{ {} }}",
+    "fish": "function bye --on-event fish_exit; {}; end",
+}
+"""A line of a start-up file that prints at the end. No file of csh can do so."""
 
 
 def login_of(shell: str, home: Path, noise: bytes) -> Callable[[Sequence[str]], list[str]]:
@@ -39,10 +47,10 @@ def login_of(shell: str, home: Path, noise: bytes) -> Callable[[Sequence[str]], 
     if READS[shell]:
         file = home / READS[shell]
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{show}\n")
-        return lambda words: [*known, program, "-c", line_of(words)]
-    before = f'{show}; exec "$@"'
-    return lambda words: [*known, "sh", "-c", before, "sh", program, "-c", line_of(words)]
+        file.write_text(f"{show}\n{AT_END.get(shell, '').format(show)}\n")
+        return lambda words: [*known, program, "-c", shlex.join(words)]
+    before = f'{show}; "$@"; {show}'
+    return lambda words: [*known, "sh", "-c", before, "sh", program, "-c", shlex.join(words)]
 
 
 @pytest.fixture
@@ -62,7 +70,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
 
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("shell", READS)
-def test_commands_streams_and_files_are_the_same_in_every_shell_after_any_output(
+def test_commands_streams_and_files_are_the_same_in_every_shell_amid_any_output(
     pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, noise: str
 ) -> None:
     if shutil.which(shell) is None:
@@ -116,4 +124,5 @@ def test_the_shells_read_the_files_that_print(tmp_path: Path) -> None:
     for shell in filter(shutil.which, READS):
         login = login_of(shell, tmp_path / shell, b"Welcome\n")
         done = subprocess.run(login(["printf", "own\\n"]), capture_output=True, timeout=180)
-        assert done.stdout == b"Welcome\nown\n", shell
+        after = b"" if "csh" in shell else b"Welcome\n"
+        assert done.stdout == b"Welcome\nown\n" + after, shell

@@ -808,7 +808,7 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
 
 
 SETUP = """#!/bin/sh
-exec {python} -c '
+exec "{python}" -c '
 import os, sys
 from pathlib import Path
 from workbench.pods.slurm.worker import set_by_setup

@@ -243,7 +243,7 @@ def test_writers_of_one_large_file_do_not_meet_in_one_part(tmp_path: Path) -> No
 KILLED = """#!/bin/sh
 echo . >> {count}
 [ $(wc -l < {count}) -gt {times} ] || kill -9 $$
-exec {python} "$@"
+exec "{python}" "$@"
 """
 
 

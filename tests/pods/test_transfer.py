@@ -51,7 +51,7 @@ def file(tmp_path: Path, content: bytes) -> Path:
 
 @dataclass
 class Line:
-    """A way to this very machine, and the means to break it: each command notes its process id."""
+    """A way to this very machine, and how to break it: each command notes its group."""
 
     folder: Path
     wrap: Sequence[str] = ()
@@ -72,7 +72,8 @@ class Line:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         self.begun += 1
-        return ["sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh", *self.wrap, *argv]
+        words = ["sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh"]
+        return ["setsid", *words, *self.wrap, *argv]
 
     def tell(self, done: int, size: int) -> None:
         assert size == SIZE
@@ -80,7 +81,7 @@ class Line:
         if self.breaks and done >= self.breaks[0][0]:
             _, act = self.breaks.pop(0)
             if self.kills:
-                os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+                os.killpg(int((self.folder / "pid").read_text()), signal.SIGKILL)
             act()
 
     def carry(self, verb: str, source: Path, target: Path, patience_s: float = 30.0) -> str:
@@ -171,7 +172,7 @@ def test_a_byte_that_flips_on_the_way_is_found(
     once = tmp_path / "flipped"
     flip = (
         f"if test -e {once}; then exec cat; else touch {once}; "
-        f'exec {sys.executable} -c "$FLIP" {9 * MIB}; fi'
+        f'exec "{sys.executable}" -c "$FLIP" {9 * MIB}; fi'
     )
     pipe = f'"$@" | ({flip})' if verb == "fetch" else f'({flip}) | "$@"'
     line, target = (
@@ -188,7 +189,7 @@ def test_a_byte_that_flips_on_the_way_is_found(
 def test_a_file_that_always_arrives_as_another_is_given_up(
     verb: str, tmp_path: Path, file: Path
 ) -> None:
-    flip = f'{sys.executable} -c "$FLIP" {9 * MIB}'
+    flip = f'"{sys.executable}" -c "$FLIP" {9 * MIB}'
     pipe = f'"$@" | {flip}' if verb == "fetch" else f'{flip} | "$@"'
     line, target = (
         Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]),
@@ -283,7 +284,6 @@ def test_the_real_ssh_is_killed_and_the_file_arrives(
 ) -> None:
     pod = launched.pods[0]
     route = route_to(pod, launched.identity, 60.0)
-    assert route.by_hand("/x").startswith(f"scp -F {launched.identity.ssh_config} ")
     killed: list[int] = []
 
     def cut(done: int, _size: int) -> None:
@@ -323,9 +323,13 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     """A pod's program may send one; the keeper has other things to do than to read it."""
     from workbench.pods.ssh.bulk import pipe
 
-    endless = [sys.executable, "-c", "import os\nwhile True: os.write(1, b'x' * 65536)"]
+    endless = [
+        sys.executable,
+        "-c",
+        "import os\nprint('@m', flush=True)\nwhile True: os.write(1, b'x' * 65536)",
+    ]
     with (
-        pipe.Pipe(endless) as line,
+        pipe.Pipe(endless, b"@m", "pod-0") as line,
         pytest.raises(
             pipe.Broken, match=sentence("it sent a line of more than {} bytes", "1,048,576")
         ),
@@ -335,10 +339,10 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     slow = [
         sys.executable,
         "-uc",
-        "import os, time\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
+        "import os, time\nprint('@m')\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
     ]
     with (
-        pipe.Pipe(slow) as line,
+        pipe.Pipe(slow, b"@m", "pod-0") as line,
         pytest.raises(pipe.Broken, match=sentence("no whole line came for {} s", 1)),
     ):
         line.readline()

@@ -19,9 +19,10 @@ def test_pieces_of_any_size_give_the_same_lines() -> None:
     splitter, lines, at = LineSplitter(), [], 0
     while at < len(text):
         size = rng.randint(1, 40)
-        lines += list(splitter.feed(text[at : at + size]))
+        lines += splitter.feed(text[at : at + size])
         at += size
-    assert lines == text.decode().split("\n")[:-1]
+    assert [line for _, line in lines] == text.decode().split("\n")[:-1]
+    assert all(text[offset:].startswith(line.encode()) for offset, line in lines)
 
 
 def test_logs_are_exact_and_events_come_out(tmp_path: Path) -> None:
@@ -37,10 +38,10 @@ def test_logs_are_exact_and_events_come_out(tmp_path: Path) -> None:
     for size in (3, 11, 30, len(raw)):
         piece = raw[at : at + size]
         events += collector.take(
-            {"rank-0/stdout.log": {"offset": at, "data": piece.decode("latin-1")}}
+            {"attempt-0/rank-0.stdout.log": {"offset": at, "data": piece.decode("latin-1")}}
         )
         at += len(piece)
-    assert paths.rank_log(0, "stdout").read_bytes() == raw
+    assert paths.rank_log(0, 0, "stdout").read_bytes() == raw
     assert [(e.kind, e.data["loss"]) for e in events] == [("step", 1.5)]
 
 
@@ -48,23 +49,23 @@ def test_a_late_answer_is_not_written_twice(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     collector = Collector(paths, [0])
-    chunk = {"rank-0/stderr.log": {"offset": 0, "data": "once\n"}}
+    chunk = {"attempt-0/rank-0.stderr.log": {"offset": 0, "data": "once\n"}}
     collector.take(chunk)
     collector.take(chunk)
-    assert paths.rank_log(0, "stderr").read_text() == "once\n"
+    assert paths.rank_log(0, 0, "stderr").read_text() == "once\n"
 
 
 def test_a_second_attempt_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
-    Collector(paths, [0]).take({"rank-0/stderr.log": {"offset": 0, "data": "once\n"}})
+    Collector(paths, [0]).take({"attempt-0/rank-0.stderr.log": {"offset": 0, "data": "once\n"}})
     again = Collector(paths, [0])
-    assert again.offsets["rank-0/stderr.log"] == 5
-    again.take({"rank-0/stderr.log": {"offset": 5, "data": "more\n"}})
-    assert paths.rank_log(0, "stderr").read_text() == "once\nmore\n"
+    assert again.offsets["attempt-0/rank-0.stderr.log"] == 5
+    again.take({"attempt-0/rank-0.stderr.log": {"offset": 5, "data": "more\n"}})
+    assert paths.rank_log(0, 0, "stderr").read_text() == "once\nmore\n"
 
 
-NAME = "rank-0/stdout.log"
+NAME = "attempt-0/rank-0.stdout.log"
 
 
 class Pod:
@@ -85,7 +86,7 @@ def collecting(tmp_path: Path) -> tuple[Pod, Path, list[float]]:
     """Return a pod, the local log of its rank, and the clock of the collector between them."""
     paths, now = RunPaths(tmp_path), [100.0]
     paths.logs.mkdir()
-    return Pod(Collector(paths, [0], clock=lambda: now[0])), paths.rank_log(0, "stdout"), now
+    return Pod(Collector(paths, [0], clock=lambda: now[0])), paths.rank_log(0, 0, "stdout"), now
 
 
 def test_a_full_disk_cuts_the_log_and_not_the_events_until_there_is_room(
@@ -166,7 +167,8 @@ def test_a_log_that_cannot_be_opened_at_the_start_stays_on_the_pod_until_it_can(
     paths, now = RunPaths(tmp_path), [100.0]
     paths.logs.mkdir()
     lines = [format_event("told", rank=0, n=number) + "\n" for number in range(3)]
-    paths.rank_log(0, "stdout").write_text(lines[0])
+    paths.rank_log(0, 0, "stdout").parent.mkdir()
+    paths.rank_log(0, 0, "stdout").write_text(lines[0])
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
@@ -182,8 +184,9 @@ def test_a_log_that_cannot_be_opened_at_the_start_stays_on_the_pod_until_it_can(
     now[0] += 60
     pod.poll()
     events = pod.poll()
-    assert [(event.data["n"], event.sequence) for event in events] == [(1, 1), (2, 2)]
-    assert paths.rank_log(0, "stdout").read_bytes() == pod.data
+    begins = [len(lines[0]), len(lines[0] + lines[1])]
+    assert [(event.data["n"], event.offset) for event in events] == [(1, begins[0]), (2, begins[1])]
+    assert paths.rank_log(0, 0, "stdout").read_bytes() == pod.data
     assert pod.collector.cut == {}
 
 
@@ -205,11 +208,11 @@ def test_secrets_are_masked_however_they_arrive_and_offsets_stay(tmp_path: Path,
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     collector = Collector(paths, [0], Redactor(SECRETS))
-    data, name = text.encode(), "rank-0/stderr.log"
+    data, name = text.encode(), "attempt-0/rank-0.stderr.log"
     for offset in range(0, len(data), size):
         piece = data[offset : offset + size].decode("latin-1")
         collector.take({name: {"offset": offset, "data": piece}})
-    log = paths.rank_log(0, "stderr").read_bytes().decode()
+    log = paths.rank_log(0, 0, "stderr").read_bytes().decode()
     assert len(log) == len(text)
     assert [line for line in log.splitlines() if "*" not in line and "END" not in line] == [
         "step 1",
@@ -227,7 +230,7 @@ def test_a_secret_in_an_event_is_masked_and_the_event_stays_one(tmp_path: Path) 
     paths.logs.mkdir()
     line = format_event("note", rank=0, text='say "opensesame-7"\n', step=3) + "\n"
     collector = Collector(paths, [0], Redactor(SECRETS))
-    (event,) = collector.take({"rank-0/stdout.log": {"offset": 0, "data": line}})
+    (event,) = collector.take({"attempt-0/rank-0.stdout.log": {"offset": 0, "data": line}})
     assert event.data["text"] == 'say "************"\n'
     assert event.data["step"] == 3
 

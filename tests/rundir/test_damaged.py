@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,10 @@ FILES = (
         "inputs/eval.jsonl",
         "inputs/tables.jsonl",
         "inputs/deepspeed.json",
-        "logs/rank-0.stderr.log",
+        "logs/attempt-0/rank-0.stderr.log",
     ),
     *(
-        "logs/rank-1.stdout.log",
+        "logs/attempt-0/rank-1.stdout.log",
         "logs/launcher.log",
         "../../state.json",
         "../../cluster.json",
@@ -316,9 +317,10 @@ class Place:
         """Have a file of the run, and the folder that it is in, as they were."""
         path = self.run.root / name
         there = self.whole / "runs" / self.run.root.name / name
-        if path.parent.is_symlink():
-            path.parent.unlink()
-            shutil.copytree(there.parent, path.parent)
+        # A folder above may have been damaged after the file.
+        for folder, whole in ((path.parents[1], there.parents[1]), (path.parent, there.parent)):
+            if folder.is_symlink() or not folder.is_dir():
+                put(folder, partial(shutil.copytree, whole, folder))
         put(path, lambda: there.exists() and shutil.copy2(there, path))
 
 
@@ -371,7 +373,7 @@ def tried(place: Place, examples: int) -> int:
     @tries(examples)
     @example(
         [
-            ("logs/rank-0.stderr.log", "fifo", 0, None),
+            ("logs/attempt-0/rank-0.stderr.log", "fifo", 0, None),
             ("logs/launcher.log", "folder is a link", 0, None),
         ],
         "left",

@@ -15,7 +15,7 @@ from workbench.jobs.script import Script
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.events import Event
-from workbench.rundir.figures.deadline import early_end, end_of, too_late
+from workbench.rundir.figures.deadline import early_end, end_of, said_at_submit
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
@@ -71,23 +71,50 @@ def ended(run: PreparedRun, state: str, duration_s: float) -> None:
     write_json(run.paths.info, {"id": run.run_id})
 
 
+def said(run: PreparedRun, left_s: float | None, leave_s: float | None = None) -> list[str]:
+    now_s = time.time()
+    ends_s = None if left_s is None else now_s + left_s
+    pods = [Pod(name="pod-0", ends_s=ends_s, leave_s=leave_s)]
+    return said_at_submit(run.spec, run.paths, run.paths.root.parent, pods, now_s)
+
+
+def test_a_first_run_says_when_its_pods_end(tmp_path: Path) -> None:
+    (words,) = said(prepared(tmp_path, "1"), 300.0)
+    assert words.startswith("the pods end at ") and ", in 5 min" in words
+    assert says(words, "the pace of the run is unknown until its first steps")
+    assert said(prepared(tmp_path, "2"), None) == []
+
+
 def test_an_earlier_run_of_the_same_job_is_the_measure_at_submission(tmp_path: Path) -> None:
-    def said(run: PreparedRun, left_s: float) -> str:
-        runs = tmp_path / "runs"
-        return too_late(run.spec, run.paths, runs, time.time() + left_s, time.time())
+    def takes(run: PreparedRun, left_s: float) -> bool:
+        return any(says(each, "the same job takes", "1") for each in said(run, left_s))
 
     first = prepared(tmp_path, "1")
-    assert said(first, 10.0) == "", "nothing is known"
     ended(first, "succeeded", 600.0)
     second = prepared(tmp_path, "2")
-    words = said(second, 300.0)
-    assert says(words, "and the same job takes", "1")
-    assert said(second, 1000.0) == ""
-    assert said(prepared(tmp_path, "3", "--more"), 300.0) == "", "another job"
-    assert said(prepared(tmp_path, "4", ranks=2), 300.0) == "", "other ranks"
+    assert takes(second, 300.0)
+    assert said(second, 1000.0) == []
+    assert not takes(prepared(tmp_path, "3", "--more"), 300.0), "another job"
+    assert not takes(prepared(tmp_path, "4", ranks=2), 300.0), "other ranks"
     shutil.rmtree(first.paths.root)
     ended(second, "failed", 600.0)
-    assert said(prepared(tmp_path, "5"), 300.0) == "", "a run that failed without steps"
+    assert not takes(prepared(tmp_path, "5"), 300.0), "a run that failed without steps"
+
+
+@pytest.mark.parametrize(
+    ("saved_in_s", "leave_s", "warns"),
+    [(40.0, 25.0, True), (20.0, 25.0, False), (40.0, None, False), (None, 25.0, False)],
+)
+def test_a_checkpoint_that_takes_longer_than_the_notice_is_said_at_submission(
+    tmp_path: Path, saved_in_s: float | None, leave_s: float | None, warns: bool
+) -> None:
+    first = prepared(tmp_path, "1")
+    ended(first, "succeeded", 600.0)
+    if saved_in_s is not None:
+        saved = Event(time_s=1.0, rank=0, kind="checkpoint", data={"step": 5, "took_s": saved_in_s})
+        first.paths.events.write_text(f"{saved.to_json()}\n")
+    words = said(prepared(tmp_path, "2"), None, leave_s)
+    assert [says(each, "a checkpoint of this job took", "1") for each in words] == [True] * warns
 
 
 @pytest.mark.parametrize(
@@ -112,10 +139,8 @@ def test_a_run_that_its_deadline_ended_is_the_measure_by_its_pace(
     at_step = Event(time_s=1.0, rank=0, kind="step", data={"step": step, "max_steps": 100})
     first.paths.events.write_text(f"{at_step.to_json()}\n")
     again = prepared(tmp_path, "2")
-    now_s = time.time()
-    words = too_late(again.spec, again.paths, tmp_path / "runs", now_s + left_s, now_s)
-    assert bool(words) == warns
-    assert not warns or says(words, "and the same job takes", "1")
+    words = said(again, left_s)
+    assert any(says(each, "the same job takes", "1") for each in words) == warns
 
 
 def test_a_submission_warns_of_pods_that_end_before_the_same_job_did(
@@ -128,6 +153,6 @@ def test_a_submission_warns_of_pods_that_end_before_the_same_job_did(
     monkeypatch.setattr(looked, lambda _root: status)
     ended(prepared(tmp_path, "1"), "succeeded", 600.0)
     with pytest.warns(RuntimeWarning, match="the same job takes 10 min"):
-        cluster._warn_of_early_end(prepared(tmp_path, "2"))
+        cluster._warn_of_ends(prepared(tmp_path, "2"))
     monkeypatch.setattr(looked, lambda _root: ClusterStatus())
-    cluster._warn_of_early_end(prepared(tmp_path, "3"))
+    cluster._warn_of_ends(prepared(tmp_path, "3"))

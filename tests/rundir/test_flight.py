@@ -75,8 +75,8 @@ def test_what_nccl_printed_is_summed_up() -> None:
 
 def test_both_are_read_from_the_run_directory(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    paths.logs.mkdir()
-    paths.rank_log(0, "stdout").write_text(NCCL)
+    paths.rank_log(0, 0, "stdout").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stdout").write_text(NCCL)
     paths.flight(0).write_text(json.dumps({"entries": [entry(9)]}))
     paths.flight(1).write_text("not JSON")
     first, second, *_ = communication(paths)

@@ -57,27 +57,27 @@ def own(kind: str = "note", **data: Any) -> Event:
     return Event(time_s=1.0, rank=None, kind=kind, data=data)
 
 
-def numbers(paths: RunPaths) -> list[tuple[int | None, int | None]]:
-    return [(event.attempt, event.sequence) for event in read_events(paths.events)]
+def attempts(paths: RunPaths) -> list[int | None]:
+    return [event.attempt for event in read_events(paths.events)]
 
 
-def test_own_events_are_numbered_and_a_restart_begins_the_next_attempt(paths: RunPaths) -> None:
+def test_own_events_have_an_attempt_and_a_restart_begins_the_next(paths: RunPaths) -> None:
     journal = Journal(paths)
     for kind in ("note", "restarted", "note"):
         journal.event(own(kind))
-    assert numbers(paths) == [(0, 0), (1, 1), (1, 2)]
-    # The next keeper continues with both numbers.
+    assert attempts(paths) == [0, 1, 1]
+    # The next keeper continues with the number.
     again = Journal(paths)
     record, events = again.recover()
     assert record.state is RunState.QUEUED and len(events) == 3
     again.event(own())
     again.event(own("restarted"))
-    assert numbers(paths)[3:] == [(1, 3), (2, 4)]
+    assert attempts(paths)[3:] == [1, 2]
 
 
 def test_an_event_that_is_there_is_not_recorded_again(paths: RunPaths) -> None:
     journal = Journal(paths)
-    event = Event(time_s=1.0, rank=0, kind="step", data={"step": 1}, attempt=0, sequence=0)
+    event = Event(time_s=1.0, rank=0, kind="step", data={"step": 1}, attempt=0, offset=0)
     assert journal.event(event) == event
     assert journal.event(event) is None
     assert Journal(paths).recover()[1] == [event]
@@ -169,7 +169,7 @@ class Curves:
     def add(self, event: Event) -> None:
         if self.fails:
             raise OSError("no room for curves")
-        self.added.append(event.sequence)
+        self.added.append(event.offset)
 
     def close(self) -> None:
         pass
@@ -182,19 +182,8 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> type[Curves]:
     return Curves
 
 
-def step(sequence: int) -> Event:
-    return Event(time_s=1.0, rank=0, kind="step", data={}, attempt=0, sequence=sequence)
-
-
-@pytest.mark.parametrize(("order", "drawn"), [((0, 1, 2), 1), ((0, 2, 1), 2), ((2, 1, 0), 2)])
-def test_curves_are_drawn_anew_at_the_end_if_an_event_came_late(
-    paths: RunPaths, curves: type[Curves], order: tuple[int, ...], drawn: int
-) -> None:
-    journal = Journal(paths)
-    for number in order:
-        journal.event(step(number))
-    finish(journal, paths)
-    assert [made.added for made in curves.made] == [list(order), [0, 1, 2]][:drawn]
+def step(offset: int) -> Event:
+    return Event(time_s=1.0, rank=0, kind="step", data={}, attempt=0, offset=offset)
 
 
 def test_a_run_goes_on_without_curves_and_gets_them_at_the_end(
@@ -214,7 +203,9 @@ def test_the_next_keeper_finds_events_that_were_printed_and_not_written(
     paths: RunPaths, curves: type[Curves]
 ) -> None:
     line = format_event("step", rank=0, step=7)
-    paths.rank_log(0, "stdout").write_text(f"{line}\n")
+    log = paths.rank_log(0, 0, "stdout")
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(f"{line}\n")
     _, events = Journal(paths).recover()
     assert [event.whole("step") for event in events] == [7]
     assert [event.whole("step") for event in read_events(paths.events)] == [7]

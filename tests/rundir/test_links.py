@@ -49,16 +49,16 @@ def test_events_are_not_written_through_a_link(paths: RunPaths, home: Path, kind
     assert untouched(home)
 
 
-@pytest.mark.parametrize("place", ["logs/rank-0.stdout.log", "logs"])
+@pytest.mark.parametrize("place", ["logs/attempt-0/rank-0.stdout.log", "logs"])
 def test_logs_are_not_written_through_a_link(paths: RunPaths, home: Path, place: str) -> None:
     collector = Collector(paths, [0])
     where = paths.root / place
     where.rename(paths.root / "away")
     target = home / ".bashrc" if place != "logs" else home
     where.symlink_to(target)
-    collector.take({"rank-0/stdout.log": {"offset": 0, "data": "evil\n"}})
-    assert set(collector.cut) == {"rank-0/stdout.log"}
-    with pytest.raises(OSError):
+    collector.take({"attempt-0/rank-0.stdout.log": {"offset": 0, "data": "evil\n"}})
+    assert set(collector.cut) == {"attempt-0/rank-0.stdout.log"}
+    with pytest.raises((OSError, RunError)):
         Collector(paths, [0])
     assert untouched(home)
 

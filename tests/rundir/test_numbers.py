@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import resource
 import shutil
 from collections import Counter
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from writtenrun import write_run
 
 from tests.support.examples import tries
+from workbench.base.process import rank_log
 from workbench.rundir import events
 from workbench.rundir import journal as journal_module
 from workbench.rundir.events import (
@@ -25,20 +25,15 @@ from workbench.rundir.events import (
     Event,
     EventKind,
     Events,
-    EventTail,
     format_event,
     log,
     read_events,
 )
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector
-from workbench.rundir.output.mend import _attempt_of
-from workbench.rundir.output.numbers import Numbers, in_order
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.totals import RunTotals
-from workbench.rundir.view import RunView
 
 RANKS = (0, 1)
 
@@ -74,7 +69,10 @@ class World:
         self.expected: dict[int, list[int]] = {rank: [] for rank in RANKS}
         self.at_risk: set[int] = set()
         """Events that a lost pod has taken along, or that only a keeper's memory had."""
+        self.known = dict.fromkeys(RANKS, 0)
+        """Number of expected events of earlier attempts."""
         self.own = 0
+        self.restarts: list[Event] = []
         self.journal = Journal(self.paths)
         self.collect()
 
@@ -91,7 +89,7 @@ class World:
             case "event":
                 line = "\n" + told(rank, n=number)
             case "forged":
-                numbers = {"attempt": 0, "sequence": 0, "printed_by": 1 - rank}
+                numbers = {"attempt": 0, "offset": 0, "printed_by": 1 - rank}
                 line = told(1 - rank, **numbers, n=number)
             case "nonsense":
                 line = '@workbench {"kind": 5}\n'
@@ -107,7 +105,7 @@ class World:
 
     def poll(self, rank: int, most: int, *, hears: bool = True) -> bool:
         """Read the next output of a rank. A journal that does not hear gets no event of it."""
-        name = f"rank-{rank}/stdout.log"
+        name = rank_log(self.attempt, rank, "stdout")
         collector = self.collectors[rank]
         begin = collector.offsets[name]
         piece = self.pods[rank][begin : begin + most]
@@ -135,45 +133,37 @@ class World:
 
         The last bytes have reached the log and not the journal.
         """
-        # Without its restart event a run is another one; the log of decisions has it too.
-        if self.attempt > len(list(self.restarts())):
-            self.room()
         if in_flight:
             self.poll(rank, in_flight, hears=False)
-        here = self.paths.rank_log(rank, "stdout")
+        here = self.paths.rank_log(self.attempt, rank, "stdout")
         with here.open("r+b") as file:
-            file.truncate(max(self.begun[rank], int(here.stat().st_size * cut)))
+            file.truncate(int(here.stat().st_size * cut))
         self.journal = Journal(self.paths)
         with no_file_beyond(-1 if self.full_at is None else self.full_at):
-            self.journal.recover()
+            self.journal.recover(restarts=self.restarts)
         self.collect()
-
-    def restarts(self) -> Iterator[Event]:
-        return (event for event in read_events(self.paths.events) if event.kind == "restarted")
 
     def room(self) -> None:
         self.full_at = None
         self.now += 100
         self.journal.keep()
 
-    @property
-    def begun(self) -> dict[int, int]:
-        """Size of every log when the attempt began: no pod has what is cut before."""
-        return self._begun if self.attempt else dict.fromkeys(RANKS, 0)
-
     def restart(self, drained: bool) -> None:
+        """Begin another attempt, whose pods have nothing of the attempt before."""
         if drained:
             self.drain()
-        self._begun = {}
         for rank in RANKS:
-            here = self.paths.rank_log(rank, "stdout").read_bytes()
+            here = self.paths.rank_log(self.attempt, rank, "stdout").read_bytes()
             kept = {each for each in self.expected[rank] if f'"n": {each}}}\n'.encode() in here}
-            self.at_risk |= set(self.expected[rank]) - kept
-            self.pods[rank] = here
-            self._begun[rank] = len(here)
+            self.at_risk |= set(self.expected[rank][self.known[rank] :]) - kept
+            self.known[rank] = len(self.expected[rank])
+            self.pods[rank] = b""
         self.attempt += 1
+        event = Event(time_s=1.0, rank=None, kind=EventKind.RESTARTED)
+        # The log of decisions has the restart as well.
+        self.restarts.append(event)
         with no_file_beyond(-1 if self.full_at is None else self.full_at):
-            self.journal.event(Event(time_s=1.0, rank=None, kind=EventKind.RESTARTED))
+            self.journal.event(event)
         self.collect()
 
     def check(self) -> None:
@@ -189,17 +179,18 @@ class World:
         events = list(read_events(self.paths.events))
         assert len(events) == len(lines), "no reader leaves out an event"
         for rank in RANKS:
-            ours = [event for event in events if event.key and event.key[0] == rank]
+            ours = [event for event in events if event.output == rank]
             numbers = [event.whole("n") for event in ours]
             safe = [number for number in self.expected[rank] if number not in self.at_risk]
             assert [number for number in numbers if number not in self.at_risk] == safe
             assert numbers == sorted(numbers, key=lambda number: number or 0)
-            keys = [event.key for event in ours]
-            assert keys == sorted(set(keys), key=lambda key: key or (0, 0, 0))
-            assert not any(event.late for event in ours)
-        own = [event for event in events if event.key and event.key[0] == -1]
-        assert len(own) <= self.own + self.attempt
-        assert len({event.sequence for event in own}) == len(own)
+            places = [(event.attempt or 0, event.offset or 0) for event in ours]
+            assert places == sorted(set(places))
+        begun = [event.attempt for event in events if event.kind == EventKind.RESTARTED]
+        assert begun == list(range(1, self.attempt + 1))
+        for number, event in enumerate(events):
+            before = [each.attempt or 0 for each in events[:number]]
+            assert (event.attempt or 0) >= max(before, default=0), "an attempt is over"
 
 
 ACTS = st.one_of(
@@ -220,7 +211,7 @@ ACTS = st.one_of(
 
 
 # The disk takes the events and not the log, then the run restarts. The next attempt prints events
-# of the same numbers, and a keeper dies before it has written one.
+# at the same offsets, and a keeper dies before it has written one.
 CLASH = [
     ("prints", 0, "text"),
     ("prints", 0, "text"),
@@ -262,10 +253,6 @@ def scheduled(folder: Path, examples: int) -> int:
     return len(tried)
 
 
-def test_the_attempt_of_an_event_is_the_last_that_begins_before_its_number() -> None:
-    assert [_attempt_of(number, {1: 4, 2: 6}) for number in (3, 4, 6)] == [0, 1, 2]
-
-
 def test_each_event_is_there_once_and_in_order(tmp_path: Path) -> None:
     assert scheduled(tmp_path, 150) >= 150
 
@@ -286,55 +273,13 @@ def test_a_disk_that_was_full_for_a_while_and_a_dead_keeper_leave_one_history(
             world.poll(rank, 4096)
         world.now += 0.3
     world.check()
-    steps = [event.key for event in read_events(world.paths.events) if event.rank == 1]
-    assert steps == [(1, 0, number) for number in range(40)]
+    steps = [event.whole("n") for event in read_events(world.paths.events) if event.rank == 1]
+    assert steps == list(range(1, 80, 2))
     frame = Events(world.paths.events).to_dataframe()
-    assert list(frame.columns) == ["time_s", "rank", "kind", "n", "attempt", "sequence"]
-    assert list(frame[frame["rank"] == 0]["sequence"]) == list(range(40))
-
-
-def broken(paths: RunPaths, rng: random.Random) -> list[str]:
-    """Write the lines of a run's events again, some twice and all in another order."""
-    lines = paths.events.read_text().splitlines(keepends=True)
-    doubled = lines + rng.choices(lines, k=len(lines) // 2)
-    rng.shuffle(doubled)
-    paths.events.write_text("".join(doubled))
-    return lines
-
-
-def test_readers_leave_out_what_is_there_twice_and_put_late_events_in_place(
-    tmp_path: Path,
-) -> None:
-    run = write_run(tmp_path)
-    for step in range(1, 40):
-        run.step(step, attempt=0, sequence=step - 1)
-    run.event("eval", 39.0, step=39, eval_loss=2.0, attempt=0, sequence=39)
-    expected = list(read_events(run.paths.events))
-    curve = list(RunView(run.paths.root).curves["loss"])
-    before = RunTotals.of(expected)
-    broken(run.paths, random.Random(3))
-    read = list(read_events(run.paths.events))
-    assert sorted(event.sequence or 0 for event in read) == list(range(40))
-    assert in_order(read) == expected
-    view = RunView(run.paths.root)
-    assert list(view.curves["loss"]) == curve
-    for totals in (view.totals, RunTotals.of(EventTail(run.paths.events).read())):
-        assert totals.last_step is not None
-        assert totals.last_step.data == before.last_step.data  # type: ignore[union-attr]
-        assert (totals.eval_loss, totals.reached_step) == (2.0, 39)
-
-
-def test_a_late_step_of_an_attempt_that_was_lost_is_not_drawn(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
-    for step in (1, 2, 4):
-        run.step(step, attempt=0, sequence=step - 1)
-    run.event("restarted", rank=None, step=2, attempt=1, sequence=0)
-    run.step(3, attempt=1, sequence=4)
-    run.step(3, attempt=0, sequence=2, loss=100.0)
-    view = RunView(run.paths.root)
-    assert [step for step, _ in view.curves["loss"]] == [1, 2, 3]
-    assert view.totals.last_step is not None
-    assert view.totals.last_step.data["loss"] != 100.0
+    assert list(frame.columns) == ["time_s", "rank", "kind", "n", "attempt", "offset"]
+    log = world.paths.rank_log(0, 0, "stdout").read_bytes()
+    for offset in frame[frame["rank"] == 0]["offset"]:
+        assert log[offset:].startswith(MARK.encode())
 
 
 def test_a_rank_cannot_choose_a_number_or_hide_an_event_of_another_rank(tmp_path: Path) -> None:
@@ -343,8 +288,8 @@ def test_a_rank_cannot_choose_a_number_or_hide_an_event_of_another_rank(tmp_path
     world.prints(1, "event")
     world.drain()
     forged, honest = read_events(world.paths.events)
-    assert (forged.rank, forged.printed_by, forged.key) == (1, 0, (0, 0, 0))
-    assert (honest.rank, honest.printed_by, honest.key) == (1, None, (1, 0, 0))
+    assert (forged.rank, forged.printed_by, forged.output, forged.offset) == (1, 0, 0, 0)
+    assert (honest.rank, honest.printed_by, honest.output, honest.offset) == (1, None, 1, 1)
 
 
 def test_events_beyond_the_memory_of_a_keeper_are_written_at_the_end(
@@ -357,7 +302,7 @@ def test_events_beyond_the_memory_of_a_keeper_are_written_at_the_end(
     data = "".join(format_event("told", rank=0, n=number) + "\n" for number in range(20))
     run.paths.events.unlink()
     run.paths.events.mkdir()  # takes no event
-    for event in collector.take({"rank-0/stdout.log": {"offset": 0, "data": data}}):
+    for event in collector.take({"attempt-0/rank-0.stdout.log": {"offset": 0, "data": data}}):
         journal.event(event)
     run.paths.events.rmdir()
     journal.finish(
@@ -373,31 +318,20 @@ def test_events_beyond_the_memory_of_a_keeper_are_written_at_the_end(
     assert told == list(range(20))
 
 
-@given(st.lists(st.integers(0, 30)))
-def test_a_set_of_numbers_is_one(several: list[int]) -> None:
-    numbers, known = Numbers(), set[int]()
-    for number in several:
-        assert numbers.add(number) == (number not in known)
-        known.add(number)
-        assert numbers.highest == max(known)
-    ranges = sum(1 for number in known if number - 1 not in known)
-    assert len(numbers._firsts) == ranges
-
-
 @pytest.mark.parametrize("size", [50_000, 1 << 20, 5 << 20])
-def test_a_line_without_end_changes_no_number(tmp_path: Path, size: int) -> None:
+def test_a_line_without_end_changes_no_offset(tmp_path: Path, size: int) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     endless = b"@workbench " + b"x" * (3 << 20) + b"@workbench {}\n"
     data = endless + format_event("told", rank=0, n=1).encode() + b"\n"
     events = []
     for number, begin in enumerate(range(0, len(data), size)):
-        if number % 10 == 0:  # a collector that continues counts like the one before
+        if number % 10 == 0:  # a collector that continues finds the same offsets
             collector = Collector(paths, [0])
         piece = data[begin : begin + size].decode("latin-1")
-        events += collector.take({"rank-0/stdout.log": {"offset": begin, "data": piece}})
+        events += collector.take({"attempt-0/rank-0.stdout.log": {"offset": begin, "data": piece}})
     (event,) = events
-    assert event.sequence == 1
+    assert event.offset == len(endless)
 
 
 def test_a_figure_with_the_name_of_a_number_is_named(

@@ -95,7 +95,7 @@ def passed_on(folder: Path, lines: list[str]) -> list[Event]:
     journal, totals, peaks = Journal(run.paths), RunTotals(), MemoryPeaks()
     data = "".join(f"{MARK}{line}\n" for line in lines).encode("utf-8", "surrogateescape")
     chunk = {"offset": 0, "data": data.decode("latin-1")}
-    events = Collector(run.paths, [0]).take({"rank-0/stdout.log": chunk})
+    events = Collector(run.paths, [0]).take({"attempt-0/rank-0.stdout.log": chunk})
     for event in events:
         journal.event(event)
         peaks.record_event(event, "127.0.0.2")
@@ -104,7 +104,7 @@ def passed_on(folder: Path, lines: list[str]) -> list[Event]:
     journal._close_scalars()
     json.dumps(totals.facts(1.0))
     assert totals.progress(RunState.RUNNING, "").step is None or totals.last_step is not None
-    assert run.paths.rank_log(0, "stdout").read_bytes() == data
+    assert run.paths.rank_log(0, 0, "stdout").read_bytes() == data
     view = RunView(run.paths.root)
     assert run_text(view)
     assert not Run(run.paths.root).progress.state.is_terminal

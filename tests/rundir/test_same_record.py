@@ -105,11 +105,11 @@ def recorded(folder: Path, redact: Redactor) -> tuple[list[Event], dict[str, obj
     collector = Collector(paths, [0], redact)
     journal = Journal(paths, redact)
     chunk = {"offset": 0, "data": lines_of().decode("latin-1")}
-    for event in collector.take({"rank-0/stdout.log": chunk}):
+    for event in collector.take({"attempt-0/rank-0.stdout.log": chunk}):
         journal.event(event)
     journal.state(RunState.RUNNING)
     state = read_json(paths.state)
-    log = paths.rank_log(0, "stdout").read_bytes()
+    log = paths.rank_log(0, 0, "stdout").read_bytes()
     again = [event.data for event in EventCutter(0, 0, STATE_EVENTS).feed(log)]
     events = list(read_events(paths.events))
     assert [event.data for event in events] == again

@@ -4,9 +4,15 @@ import json
 from pathlib import Path
 
 from workbench.rundir.events import EventTail
-from workbench.rundir.output.tail import LogTail, last_of_both
+from workbench.rundir.output.tail import LogTail, read_logs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.totals import TotalsTail
+
+
+def last_of_both(paths: RunPaths, most: int | None) -> list[str]:
+    by_attempt, left_out = read_logs(paths, 0, ("stdout", "stderr"), most, 64 << 20)
+    assert list(by_attempt) == [0] and left_out == 0
+    return by_attempt[0]
 
 
 def line(number: int, **data: object) -> str:
@@ -42,7 +48,7 @@ def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
     path.write_bytes(
         b'one\n\n@workbench {"kind": "step"}\ntwo\r\n 10%|#   \r 20%|##  \n30%|\r 40%|###'
     )
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     assert tail.refresh()
     assert tail.lines == ["one", "two", " 20%|##", " 40%|###"]
     assert not tail.refresh()
@@ -50,7 +56,7 @@ def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
 
 def test_a_log_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     assert not tail.refresh()
     path.write_bytes("half a lä".encode()[:-1])
     tail.refresh()
@@ -68,7 +74,7 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
 def test_a_burst_is_skipped_to_its_end_and_memory_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("first\n")
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     tail.refresh()
     with path.open("a") as out:
         out.writelines(f"line {n}\n" for n in range(1_000_000))
@@ -83,7 +89,7 @@ def test_the_end_of_a_huge_log_is_read_without_the_rest(tmp_path: Path) -> None:
         out.truncate(10 << 30)  # a sparse file of 10 GiB
         out.seek(0, 2)
         out.write(b"\nthe end\n")
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     tail.refresh()
     assert tail.lines[-1] == "the end"
 
@@ -94,7 +100,7 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
     path.write_text(
         "".join(f"said {n}\n" for n in range(30)) + event * 6000
     )  # some 400 KiB of events
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     tail.refresh()
     assert tail.lines[-1] == "said 29"
 
@@ -102,7 +108,7 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
 def test_an_unfinished_line_behind_many_events_is_shown_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("said\n" + '@workbench {"kind": "step"}\n' * 9000 + "half")  # two windows
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     tail.refresh()
     assert tail.lines == ["said", "half"]
 
@@ -110,40 +116,40 @@ def test_an_unfinished_line_behind_many_events_is_shown_once(tmp_path: Path) -> 
 def test_a_single_byte_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("1")
-    tail = LogTail(path)
+    tail = LogTail(path, tmp_path)
     assert tail.refresh()
     assert tail.lines == ["1"]
 
 
 def test_the_last_lines_of_a_long_log_are_whole_and_as_many_as_there_are(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    paths.logs.mkdir()
-    paths.rank_log(0, "stdout").write_text("".join(f"{n} {'x' * 90}\n" for n in range(2000)))
-    paths.rank_log(0, "stderr").write_text("A\n")
+    paths.rank_log(0, 0, "stdout").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stdout").write_text("".join(f"{n} {'x' * 90}\n" for n in range(2000)))
+    paths.rank_log(0, 0, "stderr").write_text("A\n")
     # A window on the end of the file holds some 690 lines, of which the first is cut.
     for most in [*range(650, 720), 1500]:
-        last = last_of_both(paths, 0, most)
+        last = last_of_both(paths, most)
         assert [line.split(" ") for line in last[:-1]] == [
             [str(n), "x" * 90] for n in range(2001 - most, 2000)
         ]
         assert last[-1] == "A"
-    assert len(last_of_both(paths, 0, 5000)) == 2001
-    assert len(last_of_both(paths, 0, None)) == 2001
-    with paths.rank_log(0, "stderr").open("r+b") as out:
+    assert len(last_of_both(paths, 5000)) == 2001
+    assert len(last_of_both(paths, None)) == 2001
+    with paths.rank_log(0, 0, "stderr").open("r+b") as out:
         out.truncate(10 << 30)  # a sparse file of 10 GiB
         out.seek(0, 2)
         out.write(b"\nthe end\n")
-    assert last_of_both(paths, 0, 1) == ["the end"]
+    assert last_of_both(paths, 1) == ["the end"]
 
 
 def test_both_streams_stand_in_the_order_of_their_turns_whole_lines_alone(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    paths.logs.mkdir()
-    paths.rank_log(0, "stdout").write_text(
+    paths.rank_log(0, 0, "stdout").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stdout").write_text(
         "a\nb\n@workbench {}\n\nc begins, ends later\nunfinished"
     )
-    paths.rank_log(0, "stderr").write_text("A\nB\nC\n")
-    assert last_of_both(paths, 0, None) == [
+    paths.rank_log(0, 0, "stderr").write_text("A\nB\nC\n")
+    assert last_of_both(paths, None) == [
         "a",
         "b",
         "c begins, ends later",
@@ -162,14 +168,14 @@ def test_both_streams_stand_in_the_order_of_their_turns_whole_lines_alone(tmp_pa
         "stderr 99999999999999999999999",
         "",
     ]
-    paths.rank_log(0, "order").write_text("\n".join(turns))
+    paths.rank_log(0, 0, "order").write_text("\n".join(turns))
     merged = ["a", "A", "b", "B", "c begins, ends later", "unfinished", "C"]
-    assert last_of_both(paths, 0, None) == merged
-    assert last_of_both(paths, 0, 3) == merged[-3:]
+    assert last_of_both(paths, None) == merged
+    assert last_of_both(paths, 3) == merged[-3:]
     (tmp_path / "elsewhere").write_text("stderr 99")
-    paths.rank_log(0, "order").unlink()
-    paths.rank_log(0, "order").symlink_to(tmp_path / "elsewhere")
-    assert last_of_both(paths, 0, 1) == ["C"]
+    paths.rank_log(0, 0, "order").unlink()
+    paths.rank_log(0, 0, "order").symlink_to(tmp_path / "elsewhere")
+    assert last_of_both(paths, 1) == ["C"]
 
 
 def test_totals_read_what_is_new_alone(tmp_path: Path) -> None:

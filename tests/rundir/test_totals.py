@@ -1,4 +1,4 @@
-"""Totals of a run's events: progress on the way, facts of the result, late and wrong events."""
+"""Totals of a run's events: progress on the way, facts of the result, and wrong events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ def at(
     time_s: float, kind: str, *, rank: int | None = 0, attempt: int | None = None, **data: Any
 ) -> Event:
     return Event(time_s=time_s, rank=rank, kind=kind, data=data, attempt=attempt)
-
-
-def late(time_s: float, kind: str, *, rank: int | None = 0, **data: Any) -> Event:
-    attempt = data.pop("attempt", None)
-    return Event(time_s=time_s, rank=rank, kind=kind, data=data, attempt=attempt, late=True)
 
 
 def facts(*events: Event, started_s: float | None = 0.0) -> dict[str, object]:
@@ -161,10 +156,9 @@ def test_notes_failed_checkpoints_and_names_of_figures_are_bounded() -> None:
     many = [
         at(n, kind, message=f"{n}") for n in range(30) for kind in ("note", "checkpoint_failed")
     ]
-    for events in (many, [late(n, event.kind, **event.data) for n, event in enumerate(many)]):
-        totals = RunTotals.of(events)
-        assert totals.notes == [str(n) for n in range(20)]
-        assert len(totals.failed_saves) == 20
+    totals = RunTotals.of(many)
+    assert totals.notes == [str(n) for n in range(20)]
+    assert len(totals.failed_saves) == 20
     named = RunTotals.of([at(0, "step", **{f"f{n}": n for n in range(MOST_FIGURES)})])
     assert not named.has_more_figures and len(named.curve_names) == MOST_FIGURES
     named.take(at(1, "step", f0=7.0, another=1.0))
@@ -189,106 +183,6 @@ def test_the_last_stop_save_and_checkpoint_are_kept() -> None:
         ]
     )
     assert (totals.saved_step, totals.model_step, totals.stopped_step) == (4, 5, 6)
-
-
-def test_a_late_event_does_not_replace_figures_of_later_events() -> None:
-    now = [
-        at(5, "start", max_steps=20),
-        at(6, "step", step=6, loss=1.0),
-        at(6, "eval", step=6, eval_loss=2.0),
-        at(6, "checkpoint", step=6),
-        at(6, "saved", step=6),
-        at(6, "stopped", step=6),
-        at(6, "resumed", step=3),
-        at(6, "device", name="L4"),
-        at(6, "traffic", sent_bytes=60, steps=3, ranks_on_pod=1),
-        at(6, "end", steps=6),
-    ]
-    earlier = [
-        late(2, "start", max_steps=10),
-        late(3, "step", step=3, loss=3.0),
-        late(3, "step", loss=9.0),
-        late(3, "eval", step=3, eval_loss=4.0),
-        late(3, "eval", eval_loss=9.0),
-        late(3, "checkpoint", step=3),
-        late(3, "checkpoint"),
-        late(3, "saved", step=3),
-        late(3, "saved"),
-        late(3, "stopped", step=3),
-        late(3, "resumed", step=1),
-        late(3, "device", name="T4"),
-        late(3, "traffic", sent_bytes=6, steps=3, ranks_on_pod=1),
-        late(3, "end", steps=3),
-        late(3, "phase", name="load"),
-    ]
-    plain, mixed = RunTotals.of(now), RunTotals.of([*now, *earlier])
-    assert mixed.facts(0.0) == plain.facts(0.0)
-    for name in ("start", "last_step", "eval_loss", "saved_step", "model_step", "stopped_step"):
-        assert getattr(mixed, name) == getattr(plain, name), name
-    assert mixed.last_s == plain.last_s == 6 and mixed.doing == ""
-    assert mixed.last_possible_step == 20
-
-
-def test_a_late_event_fills_in_what_no_other_event_told() -> None:
-    totals = RunTotals.of(
-        [
-            late(1, "start", max_steps=20),
-            late(2, "first_step"),
-            late(2, "eval", step=0, eval_loss=5.0),
-            late(3, "step", step=3, loss=3.0),
-            late(3, "eval", step=3, eval_loss=4.0, metrics={"rouge1": 0.5}),
-            late(3, "checkpoint", step=3),
-            late(3, "saved", step=3),
-            late(3, "stopped", step=3),
-            late(3, "resumed", step=1),
-            late(3, "device", name="T4"),
-            late(3, "traffic", sent_bytes=6, steps=3, ranks_on_pod=1),
-            late(4, "end", train_runtime_s=3.5),
-            late(4, "epoch", epoch=1, steps=3, seconds=2.0, total_s=2.0),
-        ]
-    )
-    assert totals.training and totals.last_possible_step == 20
-    assert (totals.saved_step, totals.model_step, totals.stopped_step) == (3, 3, 3)
-    found = totals.facts(0.0)
-    assert found["epoch_times"]
-    wanted = {
-        "steps": 3,
-        "first_eval_loss": 5.0,
-        "eval_loss": 4.0,
-        "eval_step": 3,
-        "metrics": {"rouge1": 0.5},
-        "resumed_step": 1,
-        "device": "T4",
-        "devices": 1,
-        "sent_bytes_per_step": 2.0,
-        "train_runtime_s": 3.5,
-    }
-    assert {name: found.get(name) for name in wanted} == wanted
-    # Later late events are newer: of the checkpoint, the model, the step, the evaluation.
-    for event in (
-        late(5, "checkpoint", step=5),
-        late(5, "saved", step=5),
-        late(5, "step", step=5),
-        late(5, "eval", step=5, eval_loss=3.0),
-    ):
-        totals.take(event)
-    assert (totals.saved_step, totals.model_step, totals.reached_step) == (5, 5, 5)
-    assert totals.eval_loss == 3.0
-    assert facts(late(1, "eval", step=0, eval_loss=5.0))["first_eval_loss"] == 5.0
-
-
-def test_late_figures_of_an_attempt_before_a_restart_are_left_out() -> None:
-    restarted = at(5, "restarted", rank=None, step=2, lost_s=4.0, attempt=1)
-    old = [
-        late(3, "step", step=3, attempt=0),
-        late(3, "checkpoint", step=3, attempt=0),
-        late(3, "note", message="of the first attempt", attempt=0),
-    ]
-    totals = RunTotals.of([restarted, *old])
-    assert (totals.reached_step, totals.saved_step) == (None, 2)
-    assert totals.notes == ["of the first attempt"], "notes are shown for every attempt"
-    totals.take(late(6, "step", step=4, attempt=1))
-    assert totals.reached_step == 4
 
 
 def test_an_event_that_cannot_be_read_leaves_the_others() -> None:

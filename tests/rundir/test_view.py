@@ -214,6 +214,55 @@ def test_the_lines_of_a_log_are_followed_to_the_end_of_the_run(
     assert list(Run(written.paths.root).follow(1, "stderr")) == []
 
 
+def restart(written: WrittenRun, number: int, what: str) -> str:
+    """Begin another attempt. Return the line that stands before its output."""
+    written.event("restarted", rank=None, what=what, step=0, attempt=number)
+    return f"--- restart {number}: {what} ---"
+
+
+def test_the_output_of_all_attempts_is_joined_with_a_line_for_every_restart(
+    write: Callable[..., WrittenRun],
+) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    run = Run(written.paths.root)
+    written.state("running")
+    followed = run.follow(1, "stdout")
+    written.log(1, "first\n10%\r20%\rhalf")
+    assert next(followed) == "first"
+    before = restart(written, 1, "pod-1 was lost")
+    written.log(1, '@workbench {"kind": "step"}\nsecond\r\n', attempt=1)
+    written.log(1, "!\n", "stderr", attempt=1)
+    again = restart(written, 2, "pod-2 was lost")
+    # Nothing of a rank that was not started again is left out.
+    written.log(0, "third\n", attempt=2)
+    assert [next(followed) for _ in range(3)] == ["half", before, "second"]
+    assert run.logs(1).splitlines() == ["first", "half", before, "second", "!", again]
+    assert run.logs(1, "stdout").splitlines() == ["first", "half", before, "second", again]
+    assert run.logs(0).splitlines() == [before, again, "third"]
+    assert run.logs(1, tail=2).splitlines() == [before, "second", "!", again]
+    assert run.logs(1, tail=1).splitlines() == [before, "!", again]
+    view = RunView(written.paths.root)
+    assert (view.ranks, view.log(0), view.log(1)) == ([0], ["third"], [])
+    written.state("succeeded")
+    assert list(followed) == [again]
+
+
+def test_output_beyond_the_limit_is_left_out_and_said(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    run = Run(written.paths.root)
+    written.log(0, "old\n" * 25)
+    before = restart(written, 1, "pod-1 was lost")
+    written.log(0, "".join(f"line {number:3}\n" for number in range(100)), attempt=1)
+    for tail in (None, 500):
+        first, *lines = run.logs(0, tail=tail, most_bytes=185).splitlines()
+        assert says(first, "--- {} bytes before are left out; see", 1000 - 185)
+        assert lines == [before, *(f"line {number:3}" for number in range(80, 100))]
+    # A user who asks for few lines gets them, and nothing is left out by the limit.
+    assert run.logs(0, tail=2, most_bytes=185).splitlines() == [before, "line  98", "line  99"]
+    first, *lines = run.logs(0, most_bytes=0).splitlines()
+    assert says(first, "--- {} bytes before are left out; see", 1000) and lines == [before]
+
+
 def test_a_run_whose_keeper_died_is_lost(written: WrittenRun) -> None:
     written.state("running", "training")
     written.keeper(alive=False)

@@ -25,7 +25,12 @@ OWN = (
         "card.html",
         "model",
     ),
-    *("logs/rank-0.stdout.log", "checkpoints/step-1/pod-0/rank-0/a", "files.txt", "profile.txt/a"),
+    *(
+        "logs/attempt-0/rank-0.stdout.log",
+        "checkpoints/step-1/pod-0/rank-0/a",
+        "files.txt",
+        "profile.txt/a",
+    ),
 )
 
 if os.environ["RANK"] == "0":

@@ -101,14 +101,14 @@ def _benchmark(folder: Path) -> BenchmarkResult:
 
 def _forecast(folder: Path) -> BenchmarkForecast:
     rows = (
-        ForecastRow(name="zero1, 3 pods", runs=2, memory=MemoryForecast(gib=1.5), seconds=75.0),
+        ForecastRow(name="zero1, 3 pods", runs=2, memory=MemoryForecast(gib=1.5)),
         ForecastRow(
             name="single",
             runs=1,
             memory=MemoryForecast(gib=9.5, refusal="needs 9.5 GiB"),
         ),
     )
-    return BenchmarkForecast(name="sweep", rows=rows, folder=folder)
+    return BenchmarkForecast(name="sweep", rows=rows)
 
 
 def _comparison(folder: Path) -> RunComparison:

@@ -188,7 +188,7 @@ def output(root: Path) -> Iterator[Sequence[Pair]]:
         def ours() -> float:
             run = cluster.submit(Script(str(folder / "printer.py")))
             run.wait().raise_for_status()
-            return took((run.path / "logs" / "rank-0.stdout.log").read_text())
+            return took((run.path / "logs" / "attempt-0" / "rank-0.stdout.log").read_text())
 
         def plain() -> float:
             with (folder / "out.log").open("w") as log:

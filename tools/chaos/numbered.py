@@ -67,7 +67,7 @@ class Numbered:
 
     def faults_in_lines(self, rank: int) -> tuple[int, int]:
         """Return how many lines of a rank's log are missing or doubled, and missing at its end."""
-        path = self.run.paths.rank_log(rank, "stdout")
+        path = self.run.paths.rank_log(0, rank, "stdout")
         there = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.exists() else []
         numbers = [
             int(line.rpartition(" ")[2]) for line in there if line.startswith(f"rank {rank} line ")

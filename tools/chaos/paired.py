@@ -220,11 +220,9 @@ def _beats(data: Iterable[object]) -> dict[tuple[int, int], list[int]]:
 
 
 def _lines_of(run: Run, attempt: int, rank: int) -> list[int]:
-    path = run.paths.rank_log(rank, "stdout")
-    if not path.exists():
-        return []
+    logs = sorted(run.paths.logs.glob(f"attempt-*/rank-{rank}.stdout.log"))
     numbers = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in "\n".join(log.read_text(errors="replace") for log in logs).splitlines():
         match = _LINE.match(line)
         if match is not None and (int(match[1]), int(match[2])) == (attempt, rank):
             numbers.append(int(match[3]))

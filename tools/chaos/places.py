@@ -27,7 +27,7 @@ PLACES: Mapping[str, Place] = {
     "inputs": Place("workbench.keeper.run.stage:send_inputs", calls=2),
     "agent-prepare": Place("workbench.agent.supervisor:Agent._prepare", process="agent"),
     "prepare": Place("workbench.keeper.run.attempt:Attempt.prepare"),
-    "launch": Place("workbench.keeper.run.attempt:Attempt._launch"),
+    "launch": Place("workbench.keeper.run.attempt:Attempt.launch"),
     "follow": Place("workbench.keeper.run.attempt:Attempt._record_next", calls=4),
     "agent-poll": Place("workbench.agent.supervisor:Agent._poll", calls=3, process="agent"),
     "logs": Place("workbench.rundir.output.collect:Collector.take", calls=4),

@@ -358,11 +358,9 @@ class Agent:
             value = message.get(name)
             if value not in (None, ""):
                 overrides[name.upper()] = str(value)
-        sizes = {}
-        for name, stream in rank.streams.items():
-            sizes[f"{name}.log"] = stream.size
+        sizes = {str(stream.log): stream.size for stream in rank.streams.values()}
         self.launcher.launch(run, rank, overrides)
-        return {"folder": str(rank.folder), "sizes": sizes}
+        return {"logs": sizes}
 
     def _poll(self, message: Message) -> Reply:
         run = self._run(message)

@@ -204,7 +204,7 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
         # Changed, not replaced: loggers made during the imports hold these streams. Before
         # `open_output`: the streams read their file position, and a pipe has none.
         stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
-    open_output(folder)
+    open_output([Path(log) for log in request["logs"]])
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # the imports set it before the pod's own folder was known

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.agent.tasks import be_child
@@ -159,6 +159,7 @@ class WarmLink:
         env: Mapping[str, str],
         cwd: str,
         folder: Path,
+        logs: Sequence[Path],
         entry: str,
     ) -> int:
         """Request a process for `entry`. Return the request's token, also returned by `receive`."""
@@ -169,6 +170,7 @@ class WarmLink:
             "env": dict(env),
             "cwd": cwd,
             "folder": str(folder),
+            "logs": [str(log) for log in logs],
             "entry": entry,
         }
         self._queue[self._token] = json.dumps(request).encode()

@@ -43,17 +43,27 @@ def child_environment(**more: str) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": f"{HOME}{os.pathsep}{rest}" if rest else HOME, **more}
 
 
+class Outliving(subprocess.Popen[bytes]):
+    """A child that may outlive this process. Python does not warn while the child runs."""
+
+    def __del__(self) -> None:
+        super().__del__(_warn=lambda *_words, **_options: None)  # type: ignore[call-arg]
+
+
 def start(
-    *words: str, cwd: str | Path = "/", env: Mapping[str, str] | None = None, **streams: Any
+    *words: str,
+    cwd: str | Path = "/",
+    env: Mapping[str, str] | None = None,
+    kind: type[subprocess.Popen[bytes]] = subprocess.Popen,
+    **streams: Any,
 ) -> subprocess.Popen[bytes]:
     """Start this Python in a new session, without the notebook's signals, and in `/`.
 
     A user's torch.py in the current folder is not imported.
     """
     env = child_environment() if env is None else env
-    return subprocess.Popen(
-        [sys.executable, "-P", *words], cwd=cwd, env=env, start_new_session=True, **streams
-    )
+    argv = [sys.executable, "-P", *words]
+    return kind(argv, cwd=cwd, env=env, start_new_session=True, **streams)
 
 
 def main_of(module: str) -> tuple[str, str]:

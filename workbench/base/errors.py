@@ -153,9 +153,8 @@ def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = Tru
         sql.agg 'MEDIAN' is not known. Allowed: MAX, MIN
     """
     names = {str(name).casefold(): str(name) for name in allowed if str(name)}
-    near = difflib.get_close_matches(
-        str(got)[:_SHOWN].casefold().strip("[('\")]"), names, n=1, cutoff=_NEAR
-    )
+    given = shortened(got).casefold().strip("[('\")]")
+    near = difflib.get_close_matches(given, names, n=1, cutoff=_NEAR)
     hint = f": did you mean '{names[near[0]]}'?" if near else "."
     all_names = f" Allowed: {', '.join(names.values())}" if listed else ""
     return ConfigError(f"{what} {shortened(got)} is not known{hint}{all_names}")

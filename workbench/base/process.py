@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,6 @@ LEASE_S = 300.0
 
 Interruptions of two minutes leave time to reconnect.
 """
-OUTPUT_PIPE = ".{}.pipe"
 """Name of the pipe in a rank's folder, which the agent empties into the log of the same stream."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -407,21 +406,40 @@ def offer_to_oom_killer() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
-def open_output(folder: Path) -> None:
-    """Redirect descriptor 0 to /dev/null, 1 and 2 to a rank's pipes if read, else to logs."""
+def rank_log(attempt: int, rank: int, stream: str) -> str:
+    """Return the path of a rank's log below the folder of logs, here and on a pod.
+
+    `stream` is stdout, stderr or `order`, the record of the alternation of both.
+
+    Example:
+        >>> rank_log(1, 0, "stdout")
+        'attempt-1/rank-0.stdout.log'
+    """
+    return f"attempt-{attempt}/rank-{rank}.{stream}.log"
+
+
+def output_pipe(log: Path) -> Path:
+    """Return the pipe through which a rank writes a log."""
+    return log.with_suffix(".pipe")
+
+
+def open_output(logs: Sequence[Path]) -> None:
+    """Redirect descriptor 0 to /dev/null, 1 and 2 to the pipes of two logs if read, else to logs.
+
+    Args:
+        logs: Logs of standard output and standard error.
+    """
     _put(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        _put(_open_log(folder, name), number)
+    for number, log in enumerate(logs, start=1):
+        _put(_open_log(log), number)
 
 
-def _open_log(folder: Path, name: str) -> int:
+def _open_log(log: Path) -> int:
     with contextlib.suppress(OSError):  # ENXIO: the pipe has no reader
-        pipe = os.open(
-            folder / OUTPUT_PIPE.format(name), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        )
+        pipe = os.open(output_pipe(log), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         os.set_blocking(pipe, True)
         return pipe
-    return os.open(folder / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def _put(opened: int, number: int) -> None:

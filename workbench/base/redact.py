@@ -233,10 +233,6 @@ def is_secret_name(name: str) -> bool:
     return any(word.endswith(_SECRET_ENDS) for word in words if word not in _ORDINARY)
 
 
-def _is_word(value: str) -> bool:
-    return bool(_WORD_VALUE.fullmatch(value))
-
-
 class Redactor:
     """Masks secret values of environments, and any text in the form of a secret."""
 
@@ -269,7 +265,7 @@ class Redactor:
 
     def _mask_also(self, forms: Collection[str]) -> None:
         self._values = tuple(sorted({*self._values, *forms}, key=len, reverse=True))
-        self._strange = tuple(value for value in self._values if not _is_word(value))
+        self._strange = tuple(value for value in self._values if not _WORD_VALUE.fullmatch(value))
 
     def __call__(self, text: str) -> str:
         """Return a text with its secrets masked.

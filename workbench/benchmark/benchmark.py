@@ -17,7 +17,6 @@ from workbench.benchmark.forecast import (
     BenchmarkForecast,
     ForecastRow,
     forecast_memory,
-    measured_s,
 )
 from workbench.benchmark.grid import PlannedRun, make_grid
 from workbench.benchmark.read import skipped_row
@@ -134,10 +133,9 @@ class Benchmark(Displayable):
         return both
 
     def forecast(self, cluster: Cluster | None = None) -> BenchmarkForecast:
-        """Return the number of runs and the predicted cost of every run, before the start.
+        """Return the number of runs and the predicted memory of every run, before the start.
 
-        Memory comes from the planner, which needs seconds for a new model. Time comes from the
-        same rows on disk.
+        The planner needs seconds for a new model.
 
         Args:
             cluster: Cluster for the runs, started or not. Default: pods of the benchmark's options,
@@ -154,7 +152,6 @@ class Benchmark(Displayable):
             name=self.name,
             rows=tuple(rows),
             left_out=self.grid.left_out,
-            folder=self.path,
         )
 
     @suggests("Benchmark.run")
@@ -234,20 +231,19 @@ class Benchmark(Displayable):
         self, planned: PlannedRun, cluster: ClusterSpec, before: Sequence[BenchmarkRow]
     ) -> ForecastRow:
         spec = RunSpec(cluster=cluster, job=planned.job, pods=planned.pods)
-        row = skipped_row(spec, "")
+        key = skipped_row(spec, "").key
         repeats = []
         for other in self.grid.rows:
             if other.job == planned.job and other.pods == planned.pods:
                 repeats.append(other.repeat)
         done = set()
         for earlier in before:
-            if earlier.key == row.key and earlier.outcome is Outcome.SUCCEEDED:
+            if earlier.key == key and earlier.outcome is Outcome.SUCCEEDED:
                 done.add(earlier.repeat)
         return ForecastRow(
             name=planned.name,
             runs=len(repeats),
             memory=forecast_memory(spec, gpu_memory_gib=self._gpu_memory_gib),
-            seconds=measured_s(row, before),
             finished=sum(repeat in done for repeat in repeats),
         )
 

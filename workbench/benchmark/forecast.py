@@ -1,16 +1,12 @@
-"""The forecast of a benchmark: memory by the planner, time of the same rows on disk."""
+"""The forecast of a benchmark: runs to go, and memory by the planner."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import WorkbenchError
 from workbench.benchmark.grid import LeftOut
-from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.rundir.spec import RunSpec
 
 
@@ -32,8 +28,6 @@ class ForecastRow:
     name: str
     runs: int
     memory: MemoryForecast
-    seconds: float | None = None
-    """Median seconds of the same row on disk. None: the row was not measured before."""
     finished: int = 0
     """How many of its runs are finished on disk already."""
 
@@ -53,7 +47,6 @@ class BenchmarkForecast(Displayable):
     rows: tuple[ForecastRow, ...]
     """One a row, repeats together."""
     left_out: tuple[LeftOut, ...] = ()
-    folder: Path = Path()
 
     @property
     def runs(self) -> int:
@@ -63,16 +56,6 @@ class BenchmarkForecast(Displayable):
     def to_go(self) -> int:
         """Number of runs that are neither finished nor skipped."""
         return sum(row.to_go for row in self.rows)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the runs to go take, as far as their time is known."""
-        return sum(row.to_go * (row.seconds or 0.0) for row in self.rows)
-
-    @property
-    def without_time(self) -> int:
-        """Number of runs to go whose time is not known yet."""
-        return sum(row.to_go for row in self.rows if row.seconds is None)
 
     def __repr__(self) -> str:
         return (
@@ -112,13 +95,3 @@ def _lack(need_gib: float | None, limit_gib: float | None, place: str) -> str:
     return (
         f"predicted {need_gib:.2f} GiB of each {place}'s memory; a {place} has {limit_gib:.2f} GiB"
     )
-
-
-def measured_s(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> float | None:
-    """Return how long the same row took before. None: it was not measured."""
-    durations = []
-    for earlier in before:
-        is_same = earlier.key == row.key and earlier.outcome is Outcome.SUCCEEDED
-        if is_same and earlier.duration_s is not None:
-            durations.append(earlier.duration_s)
-    return statistics.median(durations) if durations else None

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -249,6 +250,19 @@ def keep_from_idling(paths: ClusterPaths) -> None:
         ask(paths.socket, {"op": "status"}, timeout_s=2.0)
 
 
+def _end_unfinished(paths: ClusterPaths, spec: ClusterSpec) -> None:
+    """Let a new keeper end the runs of a dead keeper; warn if there can be none."""
+    try:
+        take_over(paths.root, spec)
+        await_successor(paths, spec, lambda *_: None)
+    except WorkbenchError as error:
+        words = (
+            f"the unfinished runs of {paths.root} get no result, and their files are not "
+            f"copied back: {error}"
+        )
+        warnings.warn(words, RuntimeWarning, stacklevel=4)
+
+
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     """Close the cluster by the keeper, or remove a dead keeper's leftovers. See `Cluster.close`."""
     keeper = settled_status(paths.root)
@@ -265,9 +279,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     if end_broken_off(paths.root):
         return
     if not keeper.alive and unfinished_runs(paths.root) and not obstacle(paths.root):
-        with suppress(WorkbenchError):  # the runs get results, and their files are copied back
-            take_over(paths.root, spec)
-            await_successor(paths, spec, lambda *_: None)
+        _end_unfinished(paths, spec)
         keeper = settled_status(paths.root)
     if not keeper.alive:
         if why := not_to_be_tidied(paths.root):

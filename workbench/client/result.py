@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.display_protocol import Displayable, as_page
 from workbench.base.errors import RunError, RunFailed, WorkbenchError
-from workbench.base.files import read_json, user_path, write_bytes
+from workbench.base.files import is_there, read_json, user_path, write_bytes
 from workbench.base.json_values import number
 from workbench.base.words import counted, plain, printable
 from workbench.client.kinds import class_for, missing_attribute, recipe_for
@@ -177,7 +177,9 @@ def readable(what: str, read: Callable[[], _T], missing: list[str]) -> _T | None
 
 
 def replace_text(target: Path, text: str) -> None:
-    """Write a file atomically, in place of an existing file."""
+    """Write a file atomically, in place of an existing file. A device or a pipe is refused."""
+    if is_there(target) and not (target.is_file() or target.is_dir()):
+        raise RunError(f"{target} is a device or a pipe; name a file")
     try:
         write_bytes(target, text.encode(errors="replace"), mode=0o644)
     except OSError as error:

@@ -25,7 +25,8 @@ from workbench.pods.hostfile import Hostfile
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
 from workbench.rundir.figures.deadline import early_end, end_of
-from workbench.rundir.output.tail import LogLines, last_lines, last_of_both
+from workbench.rundir.output.attempts import attempts_in
+from workbench.rundir.output.tail import LogLines, read_logs
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -245,13 +246,24 @@ class Run(LiveDisplayable):
         """Return all events so far in the keeper's order, to iterate over or as a DataFrame."""
         return Events(self.paths.events)
 
-    def logs(self, rank: int = 0, stream: str = "both", tail: int | None = 200) -> str:
+    def logs(
+        self,
+        rank: int = 0,
+        stream: str = "both",
+        tail: int | None = 200,
+        most_bytes: int = 16 << 20,
+    ) -> str:
         """Return a rank's output, without event lines. Empty before the first line.
+
+        The output of all attempts is joined, with a line for every restart. A progress bar is its
+        last state.
 
         Args:
             rank: Number of the rank.
             stream: stdout, stderr, or both in the order of output.
             tail: Number of last lines; None for all.
+            most_bytes: Number of bytes to read, from the end. If older lines are left out, the
+                first line says so.
 
         Raises:
             ConfigError: There is no such stream.
@@ -259,22 +271,34 @@ class Run(LiveDisplayable):
         """
         self._check_log(rank, stream)
         try:
-            if stream == "both":
-                lines = last_of_both(self.paths, rank, tail)
-            else:
-                lines = last_lines(self.paths.rank_log(rank, stream), self.path, tail)
+            by_attempt, left_out = read_logs(
+                self.paths, rank, _streams(stream), tail, max(0, most_bytes)
+            )
         except OSError as error:
             raise RunError(
                 f"there is no log of rank {rank}, {stream} "
                 f"({error.strerror}); {self.paths.logs} holds what there is"
             ) from error
+        lines = []
+        if left_out:
+            lines.append(f"--- {left_out} bytes before are left out; see {self.paths.logs} ---")
+        for attempt, of_attempt in by_attempt.items():
+            lines += [*self._restarted(attempt), *of_attempt]
         return mask_secrets("\n".join(lines))
+
+    def _restarted(self, attempt: int) -> Sequence[str]:
+        """Return the line between an attempt and the attempt before."""
+        if not attempt:
+            return []
+        restarts = self._totals.read().restarts
+        what = f": {restarts[attempt - 1].what}" if attempt <= len(restarts) else ""
+        return [f"--- restart {attempt}{what} ---"]
 
     def follow(self, rank: int = 0, stream: str = "both") -> Iterator[str]:
         """Yield new lines of a rank's output until the run has ended.
 
-        Earlier lines come first. If both streams have lines at about the same time, the order may
-        differ from the order in `logs`.
+        Earlier lines come first, with a line for every restart. If both streams have lines at about
+        the same time, the order may differ from the order in `logs`.
 
         Args:
             rank: Number of the rank.
@@ -285,16 +309,28 @@ class Run(LiveDisplayable):
             RunError: The run has no such rank, or a log cannot be read.
         """
         self._check_log(rank, stream)
-        names = ("stdout", "stderr") if stream == "both" else (stream,)
-        logs = [LogLines(self.paths.rank_log(rank, name), self.path) for name in names]
+        logs: list[LogLines] = []
+        followed = -1
         while True:
             ended = self.state.is_terminal
-            for log in logs:
-                try:
-                    for line in log.take(last=ended):
-                        yield mask_secrets(line)
-                except OSError as error:
-                    raise RunError(f"{log.path} cannot be read: {error.strerror}") from error
+            try:
+                attempts = attempts_in(self.paths)
+                for attempt in attempts:
+                    if attempt < followed:
+                        continue
+                    if attempt > followed:
+                        yield from self._restarted(attempt)
+                        logs = [
+                            LogLines(self.paths.rank_log(attempt, rank, name), self.path)
+                            for name in _streams(stream)
+                        ]
+                        followed = attempt
+                    last = ended or attempt < attempts[-1]
+                    for log in logs:
+                        for line in log.take(last=last):
+                            yield mask_secrets(line)
+            except OSError as error:
+                raise RunError(f"{self.paths.logs} cannot be read: {error.strerror}") from error
             if ended:
                 return
             time.sleep(_LOOK_S)
@@ -303,8 +339,10 @@ class Run(LiveDisplayable):
         """Refuse a stream or a rank unknown to the run."""
         if stream not in _STREAMS:
             raise one_of("stream", stream, _STREAMS)
-        if self.paths.rank_log(rank, "stdout").exists():
-            return
+        with suppress(OSError):  # a run may continue on fewer ranks
+            attempts = attempts_in(self.paths)
+            if any(self.paths.rank_log(each, rank, "stdout").exists() for each in attempts):
+                return
         if self._is_gone:
             raise RunError(self.message)
         with suppress(OSError, ConfigError):  # without the hostfile, any rank may come
@@ -536,3 +574,7 @@ class Run(LiveDisplayable):
         """Display the panel with buttons, live during the run, also for an ended run."""
         reattach(self.paths)
         as_live(self, buttons=True)
+
+
+def _streams(stream: str) -> Sequence[str]:
+    return ("stdout", "stderr") if stream == "both" else (stream,)

@@ -21,7 +21,7 @@ from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
-from workbench.rundir.figures.deadline import end_of, too_late
+from workbench.rundir.figures.deadline import said_at_submit
 from workbench.rundir.format import FORMAT
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
@@ -219,17 +219,15 @@ class Submission:
                 with suppress(OSError):
                     fail_unstarted(paths, prepared.spec, error)
             raise
-        self._warn_of_early_end(prepared)
+        self._warn_of_ends(prepared)
         return Run.load(paths.root)
 
-    def _warn_of_early_end(self, prepared: PreparedRun) -> None:
-        """Warn if the pods end before a run of this job, by an earlier run of the same job."""
-        ends_s = end_of(cluster_status(self.path).pods)
-        if ends_s is None:
-            return
-        words = too_late(prepared.spec, prepared.paths, self._paths.runs, ends_s, time.time())
-        if words:
-            warnings.warn(words, RuntimeWarning, stacklevel=4)
+    def _warn_of_ends(self, prepared: PreparedRun) -> None:
+        """Warn if the platform may end the pods before the run or its last checkpoint ends."""
+        pods = cluster_status(self.path).pods
+        found = said_at_submit(prepared.spec, prepared.paths, self._paths.runs, pods, time.time())
+        for words in found:
+            warnings.warn(words, RuntimeWarning, stacklevel=5)  # at the line that calls submit
 
     def command(self, job: Job | Function, *, pods: int | None = None) -> LaunchCommand:
         """Return the command that starts the ranks of a job, without starting it: the dry run.

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from workbench.base import entries
-from workbench.base.errors import ConfigError, RunError, suggests
+from workbench.base.errors import ConfigError, RunError, shortened, suggests
 from workbench.base.files import read_json, user_path, write_bytes, write_json
 from workbench.base.json_values import text
 from workbench.base.package import fingerprint
@@ -465,6 +465,11 @@ class Function:
     """Environment variables of every rank. Values are never printed or written down."""
     requirements: str | Sequence[str] | None = None
     """Same as the option of `Script`. The environment has the pods' Python."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Function({self.name}, args={shortened(self.args)}, kwargs={shortened(self.kwargs)})"
+        )
 
     @property
     def name(self) -> str:

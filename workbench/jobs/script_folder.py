@@ -21,6 +21,7 @@ from workbench.jobs.ignore_patterns import IgnorePatterns
 
 IGNORE_FILE = ".workbenchignore"
 _GIT_FILE = ".gitignore"
+_MOST_BYTES = 128 << 10  # of an ignore file
 SECRETS = (
     *(
         ".env",
@@ -342,6 +343,11 @@ def _spec(path: Path) -> IgnorePatterns:
     of_git = path.name == _GIT_FILE
     lines: list[str] = []
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(
+                f"{path} has more than {_MOST_BYTES >> 10} KiB of patterns, which take long to"
+                " match. Name folders instead of their files"
+            )
         lines = path.read_text(
             encoding="utf-8", errors="replace" if of_git else "strict"
         ).splitlines()

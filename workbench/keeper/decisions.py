@@ -40,6 +40,8 @@ class RunDecisions:
     last: DecisionKind = DecisionKind.SUBMITTED
     attempt: int = 0
     """Number of the last attempt, from 1. 0: no attempt yet."""
+    first: int = 1
+    """Number of the first attempt after the last restart."""
     started: bool = False
     """Whether ranks of the last attempt were started."""
     restart: int = 0
@@ -73,6 +75,7 @@ class RunDecisions:
                 self.pods = _names(facts)
             case DecisionKind.RESTARTED:
                 self.restart = max(self.restart, whole(facts.get("restart")) or 0)
+                self.first = self.attempt
                 self.loss = part(facts, "loss")
                 self.started = False
             case DecisionKind.STAGED:
@@ -84,6 +87,7 @@ class RunDecisions:
                 if event:
                     self.events.append(event)
             case DecisionKind.STARTED:
+                self.restart = max(self.restart, whole(facts.get("restart")) or 0)
                 self.started = True
             case DecisionKind.BROUGHT:
                 self.brought = True

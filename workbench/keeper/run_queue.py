@@ -99,9 +99,11 @@ class RunQueue:
                 if not self._waiting and not self._running and self._idle.is_over():
                     end_when_idle()
             self.lock.wait_for(lambda: not self._running)
-        for runner in self._waiting:  # No run is added after closing.
-            with isolate_run_errors(runner.context.run_id, "ending the run that never started"):
-                runner.abandon(never_came)
+            # No run is added after closing. A request may still withdraw a run.
+            while self._waiting:
+                runner = self._waiting.popleft()
+                with isolate_run_errors(runner.context.run_id, "ending the run that never started"):
+                    runner.abandon(never_came)
 
     def _begin_next(self) -> bool:
         if not self._waiting:

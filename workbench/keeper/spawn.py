@@ -89,9 +89,8 @@ def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen
         gate.open_to_append(paths.keeper_log, paths.root) as log,
         os.fdopen(leash.far_end, "rb") as stdin,
     ):
-        return child.start(
-            "-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log
-        )
+        words = ["-m", entries.KEEPER, str(paths.root), *options]
+        return child.start(*words, kind=child.Outliving, stdin=stdin, stdout=log, stderr=log)
 
 
 def process_facts(pid: int) -> dict[str, object]:

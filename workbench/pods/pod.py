@@ -81,6 +81,9 @@ class Pod:
     ends_s: float | None = None
     """Time at which the platform ends the pod in any case, in seconds since the epoch. None:
     unknown, or never."""
+    leave_s: float | None = None
+    """Seconds that ranks have for a checkpoint after the notice of the pod's end, where an option
+    of the place sets the time."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; `from_dict` reads it back."""

@@ -20,18 +20,15 @@ from workbench.base.files import open_record
 from workbench.base.json_values import items, number, parse_record, part, text, whole
 from workbench.base.process import RUN_MARK
 from workbench.base.table import data_frame
-from workbench.rundir.output.numbers import Arrivals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from workbench.rundir.output.numbers import Key
 
 MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
 _BLOCK_BYTES = 1 << 20
 _LARGEST_NUMBER = 1 << 53
-OWN_NAMES = frozenset({"time_s", "rank", "kind", "attempt", "sequence", "printed_by"})
+OWN_NAMES = frozenset({"time_s", "rank", "kind", "attempt", "offset", "printed_by"})
 """Names of an event's own fields. Data of these names are not kept."""
 
 
@@ -129,19 +126,17 @@ class Event:
     data: Mapping[str, object] = field(default_factory=dict)
     attempt: int | None = None
     """Number of restarts before the event. None: unknown."""
-    sequence: int | None = None
-    """Number of event lines before the event, in the output of the rank or of the keeper.
+    offset: int | None = None
+    """Offset of the event's line in the rank's standard output of the attempt, in bytes.
 
-    The keeper counts. None: the event is not recorded yet.
+    None: an event of the keeper.
     """
     printed_by: int | None = None
     """Rank whose output has the event. None: the rank of the event."""
-    late: bool = field(default=False, compare=False)
-    """Whether later events of the same output were recorded before the event."""
 
     def to_json(self) -> str:
         numbers = _numbers_of(self)
-        if numbers and self.printed_by not in (None, self.rank):
+        if self.printed_by not in (None, self.rank):
             numbers["printed_by"] = self.printed_by
         return json.dumps(
             {
@@ -154,12 +149,9 @@ class Event:
         )
 
     @property
-    def key(self) -> Key | None:
-        """Identity of the event: output, attempt and sequence. None: the event has no numbers."""
-        if self.attempt is None or self.sequence is None:
-            return None
-        output = self.rank if self.printed_by is None else self.printed_by
-        return -1 if output is None else output, self.attempt, self.sequence
+    def output(self) -> int | None:
+        """Rank whose output has the event. None: the keeper reported the event."""
+        return self.rank if self.printed_by is None else self.printed_by
 
     def number(self, name: str) -> float | None:
         """Return a number from the data, possibly not finite. None: no number of the name."""
@@ -206,7 +198,7 @@ def log(step: int, **figures: object) -> None:
         figures: Numbers, or values that `float` converts. The panel shows `loss`, `max_steps`,
             `epoch`, `learning_rate`, `grad_norm`, `samples_per_s` and `eval_loss`. Every other
             figure is a curve in TensorBoard and in `run.plot(NAME)`, and a column of `compare`.
-            A figure cannot be named `time_s`, `rank`, `kind`, `attempt`, `sequence` or
+            A figure cannot be named `time_s`, `rank`, `kind`, `attempt`, `offset` or
             `printed_by`. A line in the rank's output reports such a name, and a value that is no
             number. None is no value.
     """
@@ -313,26 +305,18 @@ class EventTail:
     def __init__(self, path: Path, last_bytes: int | None = None):
         self._path = path
         self._offset = 0
-        self._arrivals = Arrivals()
         if last_bytes is not None and path.exists():
             self._offset = max(0, path.stat().st_size - last_bytes)
 
     def read(self) -> Iterator[Event]:
-        """Yield the events since the previous read; skip broken and unfinished lines.
-
-        An event that is in the file twice is yielded once. An event behind later events of its
-        rank is marked as late.
-        """
+        """Yield the events since the previous read; skip broken and unfinished lines."""
         rest = b""
         # If the file is not there yet, or is gone, keep the earlier events.
         with suppress(OSError), open_record(self._path) as file:
             file.seek(self._offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
-                for event in filter(None, map(event_of, records_in(lines))):
-                    arrived = self._arrivals.take(event)
-                    if arrived is not None:
-                        yield arrived
+                yield from filter(None, map(event_of, records_in(lines)))
             self._offset = file.tell() - len(rest)
 
 
@@ -354,7 +338,7 @@ class Events:
     def to_dataframe(self) -> DataFrame:
         """Return the events as a pandas DataFrame, with a row per event.
 
-        Columns: time_s, rank, kind, attempt and sequence where known, and a column per name of
+        Columns: time_s, rank, kind, attempt and offset where known, and a column per name of
         data and metrics.
         """
         rows = (
@@ -370,10 +354,9 @@ class Events:
 
 
 def _numbers_of(event: Event) -> dict[str, int | None]:
-    """Return the numbers of an event by name; nothing for an event without numbers."""
-    if event.attempt is None or event.sequence is None:
-        return {}
-    return {"attempt": event.attempt, "sequence": event.sequence}
+    """Return attempt and offset of an event by name, where known."""
+    numbers = {"attempt": event.attempt, "offset": event.offset}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def event_of(raw: object) -> Event | None:
@@ -384,7 +367,7 @@ def event_of(raw: object) -> Event | None:
             its_rank = whole(rank)
             if time_s is not None and its_rank == rank:
                 attempt = _counted(data.pop("attempt", None))
-                sequence = _counted(data.pop("sequence", None))
+                offset = _counted(data.pop("offset", None))
                 printed_by = _counted(data.pop("printed_by", None))
                 return Event(
                     time_s=time_s,
@@ -392,7 +375,7 @@ def event_of(raw: object) -> Event | None:
                     kind=kind,
                     data={str(name): data[name] for name in data},
                     attempt=attempt,
-                    sequence=sequence,
+                    offset=offset,
                     printed_by=printed_by,
                 )
     return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from workbench.base.errors import RunError, shortened
 
-FORMAT = 1
+FORMAT = 2
 """Format that this version writes and reads.
 
 A change of the records that an older reader would misread raises the number.

@@ -15,20 +15,14 @@ from pydantic.dataclasses import dataclass
 from workbench.base.clock import now_s
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import KeptFile, gate, read_json, write_bytes, write_json
-from workbench.base.files.gate import make_folders, open_to_append, write_all
+from workbench.base.files.gate import make_folders, open_to_append, open_to_write, write_all
 from workbench.base.record.tolerant import TolerantRecord
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events
 from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.figures.samples import Sample, SampleFile
-from workbench.rundir.output.mend import (
-    PRINTED_BEFORE,
-    count_printed,
-    events_before_restarts,
-    mend_events,
-)
-from workbench.rundir.output.numbers import Arrivals, in_order
+from workbench.rundir.output.missing import missing_events
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted_rows
 from workbench.rundir.spec import RunSpec
@@ -38,6 +32,7 @@ from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
+_BLOCK_BYTES = 1 << 16
 _MOST_LATE = 50_000  # events kept in memory while their file cannot be written
 
 
@@ -73,11 +68,13 @@ class Journal:
         self._samples = SampleFile(paths)
         self._now = asdict(StateRecord())
         self._late: list[str] = []  # lines of events that are not written yet
-        self._overflowed = False  # whether events are in the logs only
-        self._unordered = False  # whether the curves have a late event
-        self._arrivals = Arrivals()
+        # Whether the newest events of the ranks are in the logs only. The keeper's own events then
+        # wait until the end.
+        self._overflowed = False
+        self._waiting: list[Event] = []
+        # Offset of the last recorded event, by attempt and output.
+        self._last: dict[tuple[int | None, int | None], int] = {}
         self._attempt = 0
-        self._own_sequence = 0  # number of the keeper's next own event
         self._writing = threading.Lock()
         self._late_result: Mapping[str, object] | None = None
         self._late_state = False
@@ -99,23 +96,30 @@ class Journal:
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
     def recover(
-        self, states: Collection[str] = STATE_EVENTS
+        self, states: Collection[str] = STATE_EVENTS, restarts: Sequence[Event] = ()
     ) -> tuple[StateRecord, Sequence[Event]]:
-        """Continue the journal of a dead keeper.
+        """Continue the journal of a dead keeper. Every event is present exactly once.
 
-        Every event and every number is present exactly once.
+        Raise OSError if a log cannot be read.
 
         Args:
             states: Kinds of state events that the ranks may send.
+            restarts: Events of all restarts that were decided. The file may lack the last.
         """
         self._samples.recover()
-        written = self._fill(states)
-        for event in written:
-            self._arrivals.take(event)
-            if event.rank is None and event.printed_by is None:
-                self._own_sequence = max(self._own_sequence, event.sequence or 0) + 1
-        self._attempt = len(events_before_restarts(written))
-        events = in_order(written)
+        _end_at_last_line(self._paths)
+        written = list(read_events(self._paths.events))
+        known = sum(_is_restart(event) for event in written)
+        late = [
+            replace(event, attempt=attempt)
+            for attempt, event in enumerate(restarts, start=1)
+            if attempt > known
+        ]
+        self._attempt = known + len(late)
+        events = [*written, *self._fill(states, written, late)]
+        for event in events:
+            if event.offset is not None:
+                self._last[event.attempt, event.output] = event.offset
         try:
             self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
         except Exception as error:  # a run continues without curves
@@ -184,30 +188,34 @@ class Journal:
         """Append an event, and its numbers to the curves. A failed write is repeated later.
 
         Return the recorded event, or None for an event that was recorded before. Events of ranks
-        have their numbers already. The keeper's own events are numbered here.
+        have attempt and offset already. The keeper's own events get their attempt here.
         """
         with self._writing:
-            if event.rank is None and event.printed_by is None:
-                event = self._number_own(event)
-            recorded = self._arrivals.take(event)
-            if recorded is None:
-                return None
-            if len(self._late) < _MOST_LATE:
-                data = self._redact.json(recorded.data)
-                line = replace(recorded, data=data).to_json()
-                self._late.append(line + "\n")
-            else:
-                self._overflowed = True
+            if event.output is None:
+                self._attempt += _is_restart(event)
+                event = replace(event, attempt=self._attempt)
+            if event.offset is not None:
+                key = (event.attempt, event.output)
+                if event.offset <= self._last.get(key, -1):
+                    return None
+                self._last[key] = event.offset
+            self._overflowed = self._overflowed or len(self._late) >= _MOST_LATE
+            if not self._overflowed:
+                self._late.append(self._line(event))
+            elif event.output is None:
+                self._waiting.append(event)
         self._write_late()
-        self._unordered = self._unordered or recorded.late
         try:
             if not self._curves_broken:
-                self._scalars.add(recorded)
+                self._scalars.add(event)
         # The writer's thread may have ended, or its import may fail; the run continues.
         except Exception as error:
             self._curves_broken = True
             self._warn(error)
-        return recorded
+        return event
+
+    def _line(self, event: Event) -> str:
+        return replace(event, data=self._redact.json(event.data)).to_json() + "\n"
 
     def sample(self, sample: Sample) -> None:
         """Record a sample of a pod's memory. A failed write is repeated with a later sample."""
@@ -223,30 +231,20 @@ class Journal:
         """Highest sample of resident memory by host, in GiB."""
         return self._samples.highest_gib
 
-    def _number_own(self, event: Event) -> Event:
-        data = event.data
-        # The restart begins the next attempt. The number of every rank's events so far tells
-        # the attempt of a printed event later.
-        if event.kind == EventKind.RESTARTED:
-            self._attempt += 1
-            data = {**data, PRINTED_BEFORE: count_printed(self._paths)}
-        numbered = replace(
-            event,
-            data=data,
-            attempt=self._attempt,
-            sequence=self._own_sequence,
-        )
-        self._own_sequence += 1
-        return numbered
+    def _fill(
+        self, states: Collection[str], written: Sequence[Event], own: Sequence[Event]
+    ) -> list[Event]:
+        """Append own events, and printed events that are not written. Return the events.
 
-    def _fill(self, states: Collection[str]) -> list[Event]:
-        """Append printed events that are not written. Return all events in order of the file."""
-        found = mend_events(self._paths, states)
+        Raise OSError if a log cannot be read.
+        """
+        printed = missing_events(self._paths, written, states)
+        # A restart comes before the events of its attempt.
+        missing = sorted([*own, *printed], key=lambda event: event.attempt or 0)
         with self._writing:
-            self._late += [event.to_json() + "\n" for event in found.missing]
-            self._overflowed = not found.whole
+            self._late += [self._line(event) for event in missing]
         self._write_late()
-        return [*found.written, *found.missing]
+        return missing
 
     def _write_late(self) -> None:
         with self._writing:
@@ -299,8 +297,11 @@ class Journal:
         """
         self._write_late()
         if self._overflowed and not self._late:
-            self._fill(spec.job.traits.events)
-            self._unordered = True
+            try:
+                written = list(read_events(self._paths.events))
+                self._fill(spec.job.traits.events, written, self._waiting)
+            except OSError as error:  # the logs have the events
+                self._warn(error)
         self._close_scalars()
         try:
             self._samples.complete()
@@ -445,9 +446,8 @@ class Journal:
 
     def _close_scalars(self) -> None:
         try:
-            if self._curves_broken or self._unordered:
-                events = in_order(read_events(self._paths.events))
-                self._draw_anew(events)
+            if self._curves_broken:
+                self._draw_anew(read_events(self._paths.events))
             self._scalars.close()
         except Exception as error:  # the result must be written, even without curves
             logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
@@ -461,6 +461,30 @@ class Journal:
         except OSError as error:
             self._late_state = True
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
+
+
+def _is_restart(event: Event) -> bool:
+    """Whether an event is the keeper's own report of a restart."""
+    return event.output is None and event.kind == EventKind.RESTARTED
+
+
+def _end_at_last_line(paths: RunPaths) -> None:
+    """Remove an unfinished last line from the events."""
+    descriptor = open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root)
+    with os.fdopen(descriptor, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            block = file.read(end - start)
+            at = block.rfind(b"\n")
+            if at >= 0:
+                end = start + at + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
 
 
 def _append(paths: RunPaths, data: bytes) -> None:

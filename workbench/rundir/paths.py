@@ -12,6 +12,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, TypeVar
 
 from workbench.base.files.private import cluster_folder
+from workbench.base.process import rank_log
 
 STORE = "store.db"
 """Name of a cluster's store in its private folder."""
@@ -144,14 +145,14 @@ class RunPaths:
     tables = _Below("inputs/tables.jsonl")
     """Tables to execute predictions on. Absent if the dataset has none."""
     logs = _Below("logs")
-    """Folder of logs: a file per rank and stream, and the launcher's log."""
+    """Folder of logs: a folder per attempt with a file per rank and stream, and further logs."""
 
-    def rank_log(self, rank: int, stream: str) -> Path:
-        """Return the log of a rank.
+    def rank_log(self, attempt: int, rank: int, stream: str) -> Path:
+        """Return the log of a rank, in the folder of an attempt: the number of restarts before.
 
         `stream` is stdout, stderr or `order`, the record of the alternation of both.
         """
-        return self.logs / f"rank-{rank}.{stream}.log"
+        return self.logs / rank_log(attempt, rank, stream)
 
     def packages_log(self, pod: str) -> Path:
         """Return the output of pip or uv on a pod that installed packages for the run."""
@@ -279,5 +280,9 @@ class PodRunPaths:
         return cls(PurePosixPath(pod_root) / "runs" / run_id)
 
     def rank(self, rank: int) -> PurePosixPath:
-        """Return the folder of a rank, with stdout.log, stderr.log, error.json and done.json."""
+        """Return the folder of a rank, with error.json and done.json."""
         return self.root / f"rank-{rank}"
+
+    def rank_log(self, attempt: int, rank: int, stream: str) -> PurePosixPath:
+        """Return the log of a rank, as `RunPaths.rank_log` does."""
+        return self.root / rank_log(attempt, rank, stream)

@@ -90,6 +90,8 @@ class RunTotals:
         """Whether the first optimizer step is finished."""
         self.saved_step = 0
         """Step of the last checkpoint. 0 before the first."""
+        self.saved_in_s: float | None = None
+        """Duration of the last checkpoint. None before the first."""
         self.stopped_step: int | None = None
         """Step after which the trainer stopped on request.
 
@@ -143,9 +145,6 @@ class RunTotals:
             return None
 
     def _take(self, event: Event) -> tuple[RunState, str] | None:  # noqa: C901, PLR0912
-        if event.late:
-            self._take_late(event)
-            return None
         self.last_s = event.time_s
         self.book.take(event)
         self._note_figures(event)
@@ -177,6 +176,7 @@ class RunTotals:
                 self._end = event.data
             case EventKind.CHECKPOINT:
                 self.saved_step = event.whole("step") or self.saved_step
+                self.saved_in_s = event.number("took_s")
             case EventKind.CHECKPOINT_FAILED if len(self.failed_saves) < _MOST_NOTES:
                 self.failed_saves.append(event)
             case EventKind.SAVED:
@@ -194,49 +194,6 @@ class RunTotals:
             case EventKind.TRAFFIC if rank is not None:
                 self._traffic[rank] = event
         return None
-
-    def _take_late(self, event: Event) -> None:  # noqa: C901, PLR0912
-        """Add an event of the past. Figures of later events and the state stay."""
-        kind = event.kind
-        rank = event.rank
-        step = event.whole("step")
-        if kind == EventKind.NOTE and len(self._notes) < _MOST_NOTES:
-            self._notes.append(told(event.text("message")))
-        elif kind == EventKind.CHECKPOINT_FAILED and len(self.failed_saves) < _MOST_NOTES:
-            self.failed_saves.append(event)
-        elif kind == EventKind.EVAL:
-            self._evaluations.take_first(event)
-        # All other figures are of the last attempt.
-        if event.attempt is not None and event.attempt < len(self.restarts):
-            return
-        if kind in (EventKind.EPOCH, EventKind.MEMORY, EventKind.DEVICE):
-            self.book.take(event)
-        if kind == EventKind.STEP and (self.last_step is None or not self._is_past(step)):
-            self.last_step = _with_figures(event, self.last_step)
-        elif kind == EventKind.EVAL:
-            self._evaluations.take(event)
-        elif kind == EventKind.FIRST_STEP:
-            self.training = True
-        elif kind == EventKind.START:
-            self.start = self.start or event.data
-        elif kind == EventKind.END:
-            self._end = self._end or event.data
-        elif kind == EventKind.CHECKPOINT:
-            self.saved_step = max(self.saved_step, step or 0)
-        elif kind == EventKind.SAVED and step is not None:
-            self.model_step = max(step, self.model_step or 0)
-        elif kind == EventKind.STOPPED and self.stopped_step is None:
-            self.stopped_step = step
-        elif kind == EventKind.RESUMED and self._resumed_step is None:
-            self._resumed_step = step
-        elif kind == EventKind.DEVICE and rank is not None:
-            self._devices.setdefault(rank, event.text("name"))
-        elif kind == EventKind.TRAFFIC and rank is not None:
-            self._traffic.setdefault(rank, event)
-
-    def _is_past(self, step: int | None) -> bool:
-        reached = self.reached_step
-        return step is None or (reached is not None and step <= reached)
 
     def _note_figures(self, event: Event) -> None:
         """Keep the names of a step's or an evaluation's figures, and the last values of steps."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json
 from workbench.base.json_values import number, text, whole
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
@@ -20,6 +20,7 @@ from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
 from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.figures.workers import GpuUse
+from workbench.rundir.output.attempts import attempts_in, rank_logs
 from workbench.rundir.output.tail import LogTail
 from workbench.rundir.result import HostSlots, ResultRecord, submitted_rows
 from workbench.rundir.spec import RunSpec
@@ -62,7 +63,7 @@ class RunView:
         """Phase of the run's cluster; `closed` if the keeper is gone."""
         self._events = EventTail(self.paths.events)
         self._samples = SampleTail(self.paths.samples)
-        self._logs: dict[int, list[LogTail]] = {}
+        self._logs: dict[tuple[int, int], list[LogTail]] = {}
         self._book = MemoryBook(self._place)
         self.memory: Mapping[str, HostMemory] = self._book.hosts
         self.hosts: Sequence[HostSlots] = ()
@@ -172,27 +173,31 @@ class RunView:
 
     @property
     def ranks(self) -> list[int]:
-        ranks: set[int] = set()
-        try:
-            logs = gate.names_in(self.paths.logs, "rank-*.std*.log", self.paths.root)
-        except OSError:  # not readable, or too many names
-            return []
-        for log in logs:
-            name, _, _ = log.partition(".")
-            rank = name.removeprefix("rank-")
-            if rank.isdigit():
-                ranks.add(int(rank))
-        return sorted(ranks)
+        """Ranks with a log in the last attempt."""
+        with suppress(OSError):  # not there yet, not readable, or too many names
+            return sorted({rank for rank, _ in rank_logs(self.paths, self._attempt, "std*")})
+        return []
+
+    @property
+    def _attempt(self) -> int:
+        """Number of the last attempt, whose logs are shown."""
+        with suppress(OSError):
+            return max(attempts_in(self.paths), default=0)
+        return 0
 
     def log(self, rank: int) -> list[str]:
-        """Return a rank's last output lines without event lines: standard output, then stderr."""
-        if rank not in self._logs:
-            self._logs[rank] = [
-                LogTail(self.paths.rank_log(rank, "stdout")),
-                LogTail(self.paths.rank_log(rank, "stderr")),
+        """Return a rank's last output lines without event lines: standard output, then stderr.
+
+        The lines are of the last attempt.
+        """
+        key = (self._attempt, rank)
+        if key not in self._logs:
+            self._logs[key] = [
+                LogTail(self.paths.rank_log(*key, stream), self.paths.root)
+                for stream in ("stdout", "stderr")
             ]
         lines: list[str] = []
-        for tail in self._logs[rank]:
+        for tail in self._logs[key]:
             tail.refresh()
             lines += tail.lines
         return lines
@@ -255,9 +260,6 @@ class RunView:
             self._first_s = event.time_s
         self.totals.take(event)
         self._book.take(event)
-        restarts = len(self.totals.restarts)
-        if event.late and event.attempt is not None and event.attempt < restarts:
-            return  # a step that a later attempt took again
         if event.kind == EventKind.RESTARTED:
             self.hosts = ()
             went_on = event.whole("step")
@@ -268,7 +270,7 @@ class RunView:
                     curve.cut(went_on)
         step = event.whole("step")
         # Another rank may be a step behind.
-        late = event.late or event.rank not in (None, 0)
+        late = event.rank not in (None, 0)
         # Steps of a new training return to the first step. Evaluations may be at other steps.
         training = self.totals.ended_trainings if event.kind == EventKind.EVAL else 0
         for name, value in metrics.figures_of(event).items():

@@ -130,8 +130,8 @@ class Pods:
         """Facts of every rank of the main cluster."""
         from workbench.verify.ranks.facts import facts_of_rank
 
-        told = self.main.run(facts_of_rank, timeout_s=_FACTS_S, progress=False)
-        return [Facts.read(json.loads(str(each))) for each in told]
+        answers = self.main.run(facts_of_rank, timeout_s=_FACTS_S, progress=False)
+        return [Facts.read(json.loads(str(each))) for each in answers]
 
     @property
     def first(self) -> Facts:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import os
 import re
 import subprocess
 import zipfile
@@ -64,8 +65,9 @@ def make_run(
         }
     ]
     paths.events.write_text("".join(json.dumps(e) + "\n" for e in [*events, *memory]))
-    paths.rank_log(0, "stderr").write_text(f"the last words {evil}\n")
-    paths.rank_log(0, "stdout").write_text("")
+    paths.rank_log(0, 0, "stderr").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stderr").write_text(f"the last words {evil}\n")
+    paths.rank_log(0, 0, "stdout").write_text("")
     error = RunFault(
         pod="pod-0", rank=0, kind="ValueError", message=evil, traceback=f"Traceback\n{evil}"
     )
@@ -182,6 +184,11 @@ def test_a_card_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match=sentence("cannot be written to")):
         result.to_html(tmp_path / "folder")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunError, match=sentence("is a device or a pipe; name a file")):
+        result.to_html(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo(), "the device /dev/null was replaced by a file"
+    (tmp_path / "pipe").unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run-1"]
     (tmp_path / "card.html").write_text("old")
     assert result.to_html(tmp_path / "card.html").read_text() != "old"

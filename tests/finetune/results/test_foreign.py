@@ -51,9 +51,14 @@ FILES = (
         "inputs/eval.jsonl",
         "inputs/tables.jsonl",
         "inputs/script.zip",
-        "logs/rank-0.stdout.log",
+        "logs/attempt-0/rank-0.stdout.log",
     ),
-    *("logs/rank-0.stderr.log", "logs/launcher.log", "model/config.json", "model/tokenizer.json"),
+    *(
+        "logs/attempt-0/rank-0.stderr.log",
+        "logs/launcher.log",
+        "model/config.json",
+        "model/tokenizer.json",
+    ),
     *("inputs", "logs", "model", "tensorboard"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from workbench.finetune.model.files.older_form import add_older_keys
+from tests.support.sentences import sentence
+from workbench.base.errors import ConfigError
+from workbench.finetune.model.files.older_form import add_older_keys, check_one_table
 
 ROOT = Path(__file__).parents[3]
 OLDER = ROOT / "build" / "transformers4"
@@ -27,6 +30,22 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "marian"])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_embeddings_that_transformers_4_would_drop_are_not_exported(kind: str, side: str) -> None:
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
+    sizes = {"d_model": 16, "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=20, pad_token_id=1, **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+        check_one_table(model)
+        part = getattr(model, f"get_{side}")()
+        part.set_input_embeddings(torch.nn.Embedding(20, 16))
+    with pytest.raises(ConfigError, match=sentence("reads a single table")):
+        check_one_table(model)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -18,7 +19,9 @@ import pytest
 from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
 from tests.support.sentences import says, sentence
+from workbench.base import entries
 from workbench.base.errors import ConfigError
+from workbench.finetune.job import outlined
 from workbench.finetune.job.architectures import check_architecture
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import (
@@ -39,6 +42,12 @@ LONG = {"max_source_length": 256, "max_target_length": 128}
 SHORT = {"max_source_length": 40, "max_target_length": 24}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def transformers_is_here() -> None:
+    """Make the outlines of models in this process: `outlines_are_made_here` looks for it."""
+    importlib.import_module("transformers")
+
+
 def job_of(folder: Path, **options: Any) -> FineTune:
     return FineTune(model=str(folder), **options)
 
@@ -51,6 +60,14 @@ def with_bom(name: str) -> Callable[[Path], object]:
     def change_it(folder: Path) -> None:
         folders.model(folder)
         (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+
+    return change_it
+
+
+def with_long_number(name: str) -> Callable[[Path], object]:
+    def change_it(folder: Path) -> None:
+        folders.model(folder)
+        (folder / name).write_text('{"hidden_size": ' + "9" * 6000 + "}")
 
     return change_it
 
@@ -69,6 +86,10 @@ def changed(name: str, **values: object) -> Callable[[Path], object]:
         change(folder / name, **values)
 
     return change_it
+
+
+def template_file(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folders.model(folder) / "chat_template.jinja").write_text(text)
 
 
 def quantized(**settings: object) -> Callable[[Path], object]:
@@ -232,6 +253,13 @@ def adapters_without_weights(folder: Path) -> None:
 
 
 FOR_TOOLS = {"name": "tool_use", "template": "{{ tools }}{{ messages[0].content }}"}
+
+
+def inner_activation(folder: Path) -> None:
+    language = {"vocab_size": ROWS, "hidden_activation": "geluu"}
+    folders.model(folder, model_type="gemma3", text_config=language, vocab_size=ROWS)
+
+
 T5 = {"model_type": "t5", "is_encoder_decoder": True}
 BART = {
     "model_type": "bart",
@@ -320,6 +348,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         {},
         ["chat_template.jinja", "byte order mark"],
     ),
+    **{
+        f"chat_template.jinja {text!r}": (
+            template_file(text),
+            {},
+            ["chat_template.jinja is empty", "Remove the file"],
+        )
+        for text in ("", " \n")
+    },
     "no end, and no template for all rows": (
         changed("tokenizer_config.json", eos_token=..., pad_token=None, chat_template=[FOR_TOOLS]),
         {},
@@ -343,14 +379,56 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         ["config.json", "auto_map", "never run"],
     ),
     **{
-        f"{key} as text": (positions(**{key: "2"}), {}, ["config.json", key, "'2'"])
-        for key in ("num_hidden_layers", "vocab_size", "rms_norm_eps", "head_dim", "n_layer")
+        f"{key} {value!r}": (positions(**{key: value}), {}, ["config.json has", key, fact])
+        for key, value, fact in [
+            *((key, "2", "'2'") for key in ("num_hidden_layers", "rms_norm_eps", "head_dim")),
+            ("rope_scaling", {"type": "linear"}, "'factor'"),
+            ("rope_scaling", {"type": "yarn", "factor": "4"}, "'factor': '4'"),
+            ("rope_scaling", {"rope_type": "nope", "factor": 2.0}, "'nope'"),
+            ("rope_scaling", "yarn", "'yarn'"),
+            ("rope_parameters", [1], "[1]"),
+            ("rope_theta", "1e4", "'1e4'"),
+            ("hidden_act", "geluu", "'geluu'"),
+            ("hidden_act", None, "expected str"),
+            ("hidden_size", 0, "hidden_size 0"),
+            ("layer_types", ["full"], "layer_types"),
+            ("id2label", ["a"], "['a']"),
+            ("pad_token_id", "2", "the id of a token"),
+            ("pad_token_id", -1, f"{ROWS} embeddings"),
+            ("bos_token_id", [1], "the id of a token"),
+            ("eos_token_id", [1, "2"], "the id of a token"),
+        ]
     },
+    "sizes that do not fit": (
+        positions(num_attention_heads=3),
+        {},
+        ["config.json has hidden_size 16", "not a multiple"],
+    ),
+    "activation of gpt2": (
+        positions(model_type="gpt2", activation_function="gelu_newest"),
+        {},
+        ["config.json has activation_function 'gelu_newest'"],
+    ),
+    "activation of an inner configuration": (
+        inner_activation,
+        {},
+        ["config.json has text_config.hidden_activation 'geluu'"],
+    ),
+    "start as a list": (
+        positions(**T5, decoder_start_token_id=[0]),
+        {},
+        ["decoder_start_token_id [0]"],
+    ),
+    "start beyond the embeddings": (
+        positions(**T5, decoder_start_token_id=ROWS),
+        {},
+        [f"decoder_start_token_id {ROWS}", f"{ROWS} embeddings"],
+    ),
     **{
         f"a format that torch has not, {key}": (
             positions(**{key: "fp16"}),
             {},
-            ["config.json", key, "'fp16'", "'bfloat16'"],
+            ["config.json", key, "'fp16'", "transformers refuses"],
         )
         for key in ("dtype", "torch_dtype")
     },
@@ -428,24 +506,32 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         )
         for name, value, fact in [
             ("repetition_penalty", "1.1", "'1.1'"),
-            ("repetition_penalty", 2, "decimal point"),
-            ("repetition_penalty", 0.0, "above 0"),
-            ("no_repeat_ngram_size", 2.0, "whole number"),
-            ("min_length", "3", "whole number"),
-            ("max_new_tokens", True, "whole number"),
-            ("eos_token_id", "</s>", "id of a token"),
-            ("eos_token_id", ["1"], "list of ids"),
-            ("suppress_tokens", 5, "list of ids"),
+            ("repetition_penalty", 2, "strictly positive float"),
+            ("no_repeat_ngram_size", 2.0, "positive integer"),
+            ("min_length", "3", "'3'"),
+            ("max_new_tokens", 0, "greater than 0"),
+            ("early_stopping", "yes", "'never'"),
+            ("cache_implementation", "nope", "'dynamic'"),
+            ("watermarking_config", {"nope": 1}, "unexpected keyword"),
+            ("sequence_bias", [[[ROWS], 1.0]], f"[{ROWS}]"),
+            ("eos_token_id", "</s>", "the id of a token"),
+            ("eos_token_id", ["1"], "the id of a token"),
+            ("suppress_tokens", 5, "not iterable"),
             ("bad_words_ids", [5, 6], "list of lists"),
-            ("bad_words_ids", [[]], "list of lists"),
-            ("bad_words_ids", [[ROWS]], f"{ROWS} embeddings"),
+            ("bad_words_ids", [[ROWS]], f"[{ROWS}]"),
             ("forced_eos_token_id", ROWS, f"{ROWS} embeddings"),
-            ("stop_strings", [5], "list of texts"),
-            ("stop_strings", [], "list of texts"),
-            ("guidance_scale", "1.5", "a number"),
-            ("exponential_decay_length_penalty", [1], "list of a whole number"),
+            ("stop_strings", [5], "stop_strings [5]"),
+            ("stop_strings", [], "stop_strings []"),
+            ("guidance_scale", "1.5", "'1.5'"),
+            ("max_time", "1", "'1'"),
+            ("exponential_decay_length_penalty", [1], "[1]"),
         ]
     },
+    "several settings of answers": (
+        changed("generation_config.json", early_stopping="yes", max_new_tokens=0, top_k=[]),
+        {},
+        ["generation_config.json has"],
+    ),
     # Files.
     **{
         f"byte order mark in {name}": (with_bom(name), {}, [name, "byte order mark"])
@@ -455,6 +541,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             "tokenizer.json",
             "generation_config.json",
         )
+    },
+    **{
+        f"a number of 6,000 digits in {name}": (
+            with_long_number(name),
+            {},
+            [name, "a number of too many digits"],
+        )
+        for name in ("config.json", "tokenizer_config.json", "generation_config.json")
     },
     **{
         f"no JSON in {name}": (broken(name), {}, [f"{name} line 1 column 2"])
@@ -553,15 +647,17 @@ def test_a_folder_is_refused_before_the_pods_start(case: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["mistral3", "llava", "qwen2_5_vl", "pixtral", "idefics3", "clip"])
-def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(kind: str) -> None:
-    job = FineTune(model="folder")
+def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(
+    kind: str, tmp_path: Path
+) -> None:
     refusal = sentence("of which transformers has no class that", kind)
-    config = {"model_type": kind, "text_config": {"model_type": "ministral3"}}
-    with pytest.raises(ConfigError, match=rf"{refusal}.*'ministral3' alone"):
-        check_architecture(job, config, "folder/config.json")
-    with pytest.raises(ConfigError, match=refusal):
-        check_architecture(job, {"model_type": kind}, "folder/config.json")
-    check_architecture(job, {"model_type": "ministral3"}, "folder/config.json")
+    for more, part in (
+        ({"text_config": {"model_type": "ministral3"}}, "'ministral3' alone"),
+        ({}, ""),
+    ):
+        folder = folders.model(tmp_path / (part or "none"), model_type=kind, **more)
+        with pytest.raises(ConfigError, match=rf"{refusal}.*{part}"):
+            check_early(job_of(folder), gpus=0)
 
 
 def text_halves(mapping: Any) -> Iterator[str]:
@@ -744,7 +840,11 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "token of images": (image_token, {}),
     "token of images in the template": (picture_in_template, {}),
     "mask without an embedding": (mask_beyond, {**SHORT}),
-    "own code of a known type": (causal("phi3", auto_map={"AutoConfig": "m.C"}), {}),
+    "own code of a known type": (
+        causal("phi3", pad_token_id=0, auto_map={"AutoConfig": "m.C"}),
+        {},
+    ),
+    "ends of another vocabulary": (positions(eos_token_id=50256, bos_token_id=50256), {}),
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),
     "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),
@@ -760,6 +860,8 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
             bad_words_ids=[[1], [2, 3]],
             stop_strings=["\n"],
             exponential_decay_length_penalty=[4, 1.5],
+            guidance_scale=1.5,
+            sequence_bias=[[[3], 1.0]],
             temperature="0.7",
             chat_format="chatml",
         ),
@@ -774,6 +876,17 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "more embeddings than tokens": (positions(vocab_size=ROWS + 64), {}),
     "reward": (causal("llama"), {"method": "reward"}),
 }
+
+
+@pytest.mark.usefixtures("outline_in_a_child")
+def test_a_child_makes_the_outline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders.model(tmp_path / "mine", rope_scaling={"rope_type": "nope", "factor": 2.0})
+    with pytest.raises(ConfigError, match=sentence("which transformers refuses")):
+        check_early(job_of(folder), gpus=0)
+    # Without torch here, the ranks find out.
+    outlined._refusal.cache_clear()
+    monkeypatch.setattr(entries, "OUTLINE", "workbench.no.such.module")
+    check_early(job_of(folder), gpus=0)
 
 
 @pytest.mark.parametrize("case", ACCEPTED)

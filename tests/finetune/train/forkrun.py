@@ -26,8 +26,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from oneunit import compile_as_one_unit
 from safetensors.numpy import load_file, save_file
@@ -220,11 +221,7 @@ def fork_rank(
     watched: dict | None,
     script: Path | None,
 ) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
+    def run() -> None:
         own = folder / f"rank-{rank}"
         own.mkdir(exist_ok=True)
         for number, name in ((1, "stdout.log"), (2, "stderr.log")):
@@ -251,7 +248,18 @@ def fork_rank(
             os.chdir(script.parent)
             sys.path.insert(0, str(script.parent))
             runpy.run_path(str(script), run_name="__main__")
-        code = 0
+
+    pid = os.fork()
+    if pid == 0:
+        end_as(run)
+    return pid
+
+
+def end_as(run: Callable[[], int | None]) -> NoReturn:
+    """Run the work of a forked child and end the child with its exit code: 1 after an error."""
+    code = 1
+    try:
+        code = run() or 0
     except BaseException:
         traceback.print_exc()
     finally:

@@ -12,11 +12,11 @@ import json
 import os
 import shutil
 import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from forkrun import LATE, free_port
+from forkrun import LATE, end_as, free_port
 
 RANKS = 3
 
@@ -36,32 +36,26 @@ def main() -> None:
 
     def forked(_argv: object, env: dict[str, str], _cwd: str, folder: Path) -> int:
         """Start a rank in the place of a new Python, which would import torch again."""
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
+
+        def run() -> None:
             os.setsid()
             open_output(folder)
             os.environ.update(env)
             train()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+
+        pid = os.fork()
+        if pid == 0:
+            end_as(run)
+        return pid
 
     vars(launcher)["start_cold"] = forked
 
-    def alone(rank: int) -> int:
+    def alone(rank: int) -> None:
         own = job / f"rank-{rank}"
         own.mkdir()
         os.dup2(os.open(own / "stdout.log", os.O_WRONLY | os.O_CREAT, 0o600), 1)
         os.environ.update(WORKBENCH_RUN_DIR=str(job), WORKBENCH_RANK_DIR=str(own))
         train()
-        return 0
 
     codes = [ranks_of(alone)]
     codes.append(ranks_of(lambda _: unattended([str(spec), str(out)])))
@@ -77,7 +71,7 @@ def main() -> None:
     print(json.dumps(codes), flush=True)
 
 
-def ranks_of(run: Callable[[int], int], count: int = RANKS) -> list[int]:
+def ranks_of(run: Callable[[int], int | None], count: int = RANKS) -> list[int]:
     port = free_port()
     pids = []
     for rank in range(count):
@@ -85,24 +79,17 @@ def ranks_of(run: Callable[[int], int], count: int = RANKS) -> list[int]:
         if pid:
             pids.append(pid)
             continue
-        code = 1
-        try:
-            os.dup2(2, 1)  # this program's own output is its answer
-            places = {
-                "RANK": rank,
-                "LOCAL_RANK": 0,
-                "WORLD_SIZE": count,
-                "LOCAL_WORLD_SIZE": 1,
-                "MASTER_PORT": port,
-            }
-            os.environ.update({name: str(value) for name, value in places.items()})
-            os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-            code = run(rank)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+        os.dup2(2, 1)  # this program's own output is its answer
+        places = {
+            "RANK": rank,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": count,
+            "LOCAL_WORLD_SIZE": 1,
+            "MASTER_PORT": port,
+        }
+        os.environ.update({name: str(value) for name, value in places.items()})
+        os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+        end_as(partial(run, rank))
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 

@@ -179,6 +179,6 @@ def test_a_build_is_told_again_and_again(
     (folder / "lock").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(folders, "_TELL_EVERY_S", 0.02)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder), folders._builds_told():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder), folders._builds_reported():
         for _ in range(2):
             until(lambda: "compiling DeepSpeed's async_io" in capfd.readouterr().out)

@@ -18,8 +18,9 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.data.forms.messages import turns_of
 from workbench.finetune.data.lines import Fields
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import template_of
 from workbench.finetune.model.text.chat import Chat
-from workbench.finetune.options.text.templates import template_of, unread
+from workbench.finetune.options.text.templates import unread
 
 pytestmark = pytest.mark.slow  # transformers
 

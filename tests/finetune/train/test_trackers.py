@@ -69,6 +69,9 @@ class Tracker(TrainerCallback):  # type: ignore[misc]  # transformers publishes 
             return
         if self.how.startswith("slow"):
             self.now_s[0] += float(self.how.removeprefix("slow "))
+        elif self.how.startswith("hang"):
+            self.now_s[0] += float(self.how.removeprefix("hang "))
+            raise TimeoutError("read timed out")
         elif self.how == "exit":
             sys.exit(3)
         else:
@@ -103,6 +106,11 @@ class Tracker(TrainerCallback):  # type: ignore[misc]  # transformers publishes 
         ("on_train_begin", "slow 40", "is slow: its start took 40.0 s"),
         ("on_train_end", "slow 90", "is slow: its end took 90.0 s"),
         ("on_train_begin", "slow 20", ""),
+        (
+            "on_log",
+            "hang 10",
+            "did not take step 5 in 10.0 s, and gets fewer reports",
+        ),
         ("never", "raise", ""),
     ],
 )
@@ -133,6 +141,8 @@ def test_a_call_of_a_tracker_ends_no_training_and_is_said_once(
     made = 12
     if how == "raise":
         made = {"on_init_end": 1, "on_train_begin": 2}.get(event, made)
+    if how.startswith("hang"):
+        made = 9  # of the last four reports only the first
     assert len(tracker.calls) == made
 
 

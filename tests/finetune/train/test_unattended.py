@@ -234,7 +234,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
 
 def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
     (process,), out = ranks(script_run(tmp_path, 1, NAP="300"), tmp_path, 1, NAP="300")
-    log = out / "logs" / "rank-0.stdout.log"
+    log = out / "logs" / "attempt-0" / "rank-0.stdout.log"
     until(lambda: log.exists() and "hello" in log.read_text())
     process.send_signal(signal.SIGTERM)
     code, _ = ended(process)

@@ -22,6 +22,7 @@ POD = Path(os.environ["WORKBENCH_POD"])
 FOLDER = Path(os.environ["WORKBENCH_RUN_DIR"])
 """Folder of the run on this pod."""
 OWN = Path(os.environ["WORKBENCH_RANK_DIR"])
+ORDER = OWN.parent / "attempt-0" / f"{OWN.name}.order.log"
 """Folder of this rank, with its logs and its records."""
 NOTES = Path(sys.argv[2])
 SCRIPT = Path.cwd()
@@ -80,7 +81,7 @@ def forged_events() -> None:
         say(MARK + json.dumps({"time_s": 1.0, "rank": rank, "kind": "device", "name": "x"}))
     for text in ("{", "[]", "null", "[" * 5000, '{"a":' * 5000, "{}" * 5000, "\ud800", ""):
         say(MARK + text)
-    numbered = {"attempt": 9, "sequence": 0, "printed_by": 1}
+    numbered = {"attempt": 9, "offset": 0, "printed_by": 1}
     say(MARK + json.dumps({"time_s": 1.0, "rank": 0, "kind": "note", "message": "n", **numbered}))
     for number in range(500):  # no view or total keeps more than 200 names
         fields = {"step": number, "loss": 1.0, f"figure {number}": number}
@@ -167,10 +168,10 @@ def pipes_for_records() -> None:
     """Put pipes, folders, sockets and devices in the place of records, and fail late."""
     os.mkfifo(OWN / "error.json")
     (OWN / "done.json").mkdir()
-    for name in ("stacks.txt", "order.log", "attempt.json"):
+    for path in (OWN / "stacks.txt", ORDER, OWN / "attempt.json"):
         with contextlib.suppress(FileNotFoundError):
-            (OWN / name).unlink()
-        os.mkfifo(OWN / name)
+            path.unlink()
+        os.mkfifo(path)
     for number in range(20):
         os.write(1 + number % 2, b"line %d\n" % number)
         time.sleep(0.1)
@@ -181,8 +182,8 @@ def devices_for_records() -> None:
     """Put links to endless and to private files in the place of records, and fail."""
     (OWN / "error.json").symlink_to("/dev/zero")
     (OWN / "done.json").symlink_to(NOTES / "secret")
-    (OWN / "order.log").unlink(missing_ok=True)
-    (OWN / "order.log").symlink_to(NOTES / "order")
+    ORDER.unlink(missing_ok=True)
+    ORDER.symlink_to(NOTES / "order")
     for number in range(20):
         os.write(1 + number % 2, b"line %d\n" % number)
     raise ValueError("the true cause")
@@ -348,7 +349,12 @@ def garbage() -> list[bytes]:
         {"op": "prepare", "run": "evil", "request": {"ranks": "x", "argv": 5}},
         {"op": "prepare", "run": "evil", "request": []},
         {"op": "start_rank", "run": "evil", "rank": "x"},
-        {"op": "poll", "run": "evil", "offsets": {"rank-0/stdout.log": -5}, "max_bytes": "x"},
+        {
+            "op": "poll",
+            "run": "evil",
+            "offsets": {"attempt-0/rank-0.stdout.log": -5},
+            "max_bytes": "x",
+        },
         {"op": "list_outputs", "run": "evil", "archive": "/dev/zero", "below": "x"},
         {"op": "stop", "run": ["x"], "grace_s": "never"},
         {"op": "shutdown", "grace_s": "now"},

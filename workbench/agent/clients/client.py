@@ -137,11 +137,9 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
 
 
 def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
-    folder = Path(started["folder"])
-    sizes = started["sizes"]
     echoes = []
-    for descriptor, log in ((1, "stdout.log"), (2, "stderr.log")):
-        echoes.append(_Echo(folder / log, sizes[log], descriptor))
+    for descriptor, (log, size) in enumerate(started["logs"].items(), start=1):
+        echoes.append(_Echo(Path(log), size, descriptor))
     return echoes
 
 

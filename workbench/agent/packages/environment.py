@@ -82,7 +82,8 @@ def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
     signal.signal(signal.SIGTERM, _end)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("ab", buffering=0) as out, _lock_of(folder).open("ab") as lock:
+    lock_path = folder.with_name(f"{folder.name}.lock")
+    with log.open("ab", buffering=0) as out, lock_path.open("ab") as lock:
         _wait_for(lock, out)
         if is_made(folder):
             return {"state": "made", "line": ""}
@@ -270,10 +271,6 @@ def _written(log: Path, begin: int) -> str:
 def _no_room(folder: Path) -> OSError:
     place = Path(os.environ.get("WORKBENCH_POD", "this pod")).name
     return disk_full(folder, None, free_bytes(folder), where=place)
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
 
 
 def _wait_for(lock: BinaryIO, out: BinaryIO) -> None:

@@ -31,7 +31,7 @@ _BETWEEN_WORDS = re.compile(r"[\x00-/:-@\[-`{-\x7f\s]+")
 _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
 # Seconds between reports of steps that the Trainer does not log: by default it logs every 500th.
 _PROGRESS_S = 1.0
-_told: list[bool] = []
+_was_reported: list[bool] = []
 _trainers: list[Any] = []
 """Trainers that have begun. A callback reports their TensorBoard values already."""
 
@@ -110,12 +110,12 @@ def _quiet(action: Callable[..., None]) -> Callable[..., None]:
         try:
             action(*args, **options)
         except Exception as error:  # the script's own work must continue
-            if not _told:
+            if not _was_reported:
                 sys.stderr.write(
                     "the notebook is not told how far the Trainer "
                     f"is: {type(error).__name__}: {error}\n"
                 )
-            _told.append(True)
+            _was_reported.append(True)
 
     return quietly
 

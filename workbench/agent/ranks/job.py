@@ -51,34 +51,39 @@ _CHOSEN = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 
 class PodRun:
     def __init__(self, request: RunRequest, root: Path, *, inherited: bool = False) -> None:
-        # A new run removes the records of an earlier try and keeps the logs. A run of an agent that
-        # has ended (`inherited`) keeps both.
+        # A new run removes the records of an earlier try and keeps the logs: every attempt has a
+        # folder of logs. A run of an agent that has ended (`inherited`) keeps both.
         self.request = request
         self.root = root
         self.folder = root / "runs" / request.run
         places = request.on(root.name)
         if not places:
             raise ValueError(f"no rank of run {request.run} belongs to {root.name}")
-        self.ranks: dict[int, Rank] = {}
-        for place in places:
-            folder = self.folder / f"rank-{place.rank}"
-            self.ranks[place.rank] = Rank(place=place, folder=folder, success=request.success)
-        self.stopping = False
-        self._asked = False
-        self._kill_at: float | None = None
-        self._settled = True
-        self._oom = OomWatch()
         self.attempt = request.attempt
         """Number of the attempt of the ranks. 0: unknown."""
         self.restart = request.restart
         """Number of restarts before the attempt."""
         if inherited:
             self.attempt, self.restart = read_attempt(self.folder)
+        self.ranks: dict[int, Rank] = {}
+        for place in places:
+            self.ranks[place.rank] = Rank(
+                place=place,
+                folder=self.folder / f"rank-{place.rank}",
+                success=request.success,
+                attempt=self.restart,
+            )
+        self.stopping = False
+        self._asked = False
+        self._kill_at: float | None = None
+        self._settled = True
+        self._oom = OomWatch()
         for rank in self.ranks.values():
             if inherited:
                 rank.recover()
                 continue
-            rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (rank.folder, rank.order.log.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("error.json", "done.json", "stacks.txt", LEAVE_LISTENS, LEAVE_ASKED):
                 (rank.folder / name).unlink(missing_ok=True)
             keep_room(rank.folder)
@@ -249,12 +254,12 @@ class PodRun:
         # State before output: an ended rank's output is then complete in this or a later answer.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
         streams: dict[str, Readable] = {}
-        for number, rank in self.ranks.items():
-            streams[f"rank-{number}/order.log"] = rank.order
+        for rank in self.ranks.values():
+            streams[self._name(rank.order)] = rank.order
         lost = 0
-        for number, rank in self.ranks.items():
-            for name, stream in rank.streams.items():
-                streams[f"rank-{number}/{name}.log"] = stream
+        for rank in self.ranks.values():
+            for stream in rank.streams.values():
+                streams[self._name(stream)] = stream
                 lost += stream.dropped
         full = ""
         if lost:
@@ -268,6 +273,10 @@ class PodRun:
             "removed": self._removed(),
             "full": full,
         }
+
+    def _name(self, stream: Readable) -> str:
+        """Return the name of a stream in requests: the path of its log below the run's folder."""
+        return str(stream.log.relative_to(self.folder))
 
     def _removed(self) -> str:
         """Return the missing folder or log of the run here, or "" if nothing was removed."""

@@ -51,6 +51,7 @@ class RankLauncher:
             env=env,
             cwd=request.cwd or str(run.folder),
             folder=rank.folder,
+            logs=rank.logs,
             entry=request.entry,
         )
         self._asked[token] = launch
@@ -94,7 +95,7 @@ class RankLauncher:
             if request.entry:
                 env = {**preloaded(), **env}
             cwd = request.cwd or str(run.folder)
-            pid = start_cold(request.argv, env, cwd, rank.folder)
+            pid = start_cold(request.argv, env, cwd, rank.logs)
         except OSError as error:
             _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, request.run, error)
             rank.end(

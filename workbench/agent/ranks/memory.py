@@ -32,7 +32,6 @@ class _Share:
     shared_bytes: int
     then: Resident
     """Its sizes at that time."""
-    exact: bool = False
 
 
 class MemoryWatch:
@@ -67,10 +66,6 @@ class MemoryWatch:
         largest = max(size.bytes for size in sizes.values())
         return min(highest, max(largest, own + shared + more_shared))
 
-    def is_exact(self, pids: Collection[int]) -> bool:
-        """Whether an exact look has seen all these processes."""
-        return all(pid in self._shares and self._shares[pid].exact for pid in pids)
-
     def look(self, families: Sequence[Collection[int]]) -> None:
         """Take the result of an exact look, and begin the next if one is due. Never waits.
 
@@ -94,7 +89,7 @@ class MemoryWatch:
     def _take(self, answer: Answer) -> None:
         rows = cast("list[list[int]]", answer.get("shares", []))
         for pid, own, shared, then, then_shared in rows:
-            self._shares[pid] = _Share(own, shared, Resident(then, then, then_shared), exact=True)
+            self._shares[pid] = _Share(own, shared, Resident(then, then, then_shared))
         if answer.get("left") or "error" in answer:
             _log.info("memory of ranks: an exact look is too expensive: %s", answer)
             self._due = time.monotonic() + _SKIPPED_S

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from workbench.agent.ranks.request import Message, whole_in
 from workbench.base.files import gate
-from workbench.base.process import OUTPUT_PIPE
+from workbench.base.process import output_pipe
 
 _MOST_BYTES = 4 << 20  # the order of later output is not recorded
 _log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ class OutputOrder:
     A line `stdout 1234` means: the output up to byte 1234 of stdout came next.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.log = folder / "order.log"
+    def __init__(self, log: Path) -> None:
+        self.log = log
         self._lock = threading.Lock()
         self._last = ("", 0)
 
@@ -84,15 +84,16 @@ def read_at(path: Path, offset: int, count: int) -> bytes:
 class OutputStream:
     """A stream of a rank: its pipe, its log, and the bytes between the two."""
 
-    def __init__(self, folder: Path, name: str, order: OutputOrder | None = None) -> None:
-        self.log = folder / f"{name}.log"
+    def __init__(self, log: Path, name: str = "", order: OutputOrder | None = None) -> None:
+        """Read a log. `name` is the name of the stream in the record of the order."""
+        self.log = log
         self._name = name
         self._order = order
         self.dropped = 0
         """Number of bytes that fitted neither on the disk nor in memory."""
         self.pipe = -1
         """Reading end of the pipe; -1: no pipe is open."""
-        self._path = folder / OUTPUT_PIPE.format(name)
+        self._path = output_pipe(log)
         self._file = -1
         self._lock = threading.Lock()
         self._kept = bytearray()

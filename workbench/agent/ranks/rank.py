@@ -36,6 +36,7 @@ from workbench.base.process import (
     look_up,
     offer_to_oom_killer,
     open_output,
+    rank_log,
 )
 
 
@@ -46,6 +47,8 @@ class Rank:
     place: RankPlace
     folder: Path
     success: str
+    attempt: int = 0
+    """Number of restarts before the attempt of the rank."""
     phase: str = "waiting"
     how: str = ""
     process: Process | None = None
@@ -69,10 +72,19 @@ class Rank:
     _known: set[Process] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.order = OutputOrder(self.folder)
+        self.order = OutputOrder(self.log("order"))
         self.streams = {}
         for name in ("stdout", "stderr"):
-            self.streams[name] = OutputStream(self.folder, name, self.order)
+            self.streams[name] = OutputStream(self.log(name), name, self.order)
+
+    def log(self, stream: str) -> Path:
+        """Return the log of a stream, in the folder of the attempt beside the rank's folder."""
+        return self.folder.parent / rank_log(self.attempt, self.place.rank, stream)
+
+    @property
+    def logs(self) -> Sequence[Path]:
+        """Logs of standard output and standard error."""
+        return [stream.log for stream in self.streams.values()]
 
     @property
     def live(self) -> bool:
@@ -139,7 +151,7 @@ class Rank:
 
     def recover(self) -> None:
         """Set the state of an ended agent's rank from the folder, if the rank was ever started."""
-        if (self.folder / "stdout.log").exists():
+        if self.streams["stdout"].log.exists():
             self.phase = "exited"
             self.swept = True
             self.error = read_record(self.folder / "error.json")
@@ -223,7 +235,7 @@ class Rank:
         }
 
 
-def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path) -> int:
+def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, logs: Sequence[Path]) -> int:
     """Execute a program as a rank: own session, no stdin, output in logs, ends with the agent."""
     agent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -246,7 +258,7 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         ):
             signal.signal(signum, signal.SIG_DFL)
         os.setsid()
-        open_output(folder)
+        open_output(logs)
         die_with_parent(agent)
         offer_to_oom_killer()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -6,13 +6,13 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
-from workbench.base.files import open_record, write_bytes, write_json
+from workbench.base.files import gate, open_record, write_bytes, write_json
 from workbench.base.messages.lines import from_line
 from workbench.base.process import boot_id
 
@@ -217,13 +217,20 @@ def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
 
 
 def read_attempt(folder: Path) -> tuple[int, int]:
-    """Return the attempt of a run's ranks and its restarts. Attempt 0: unknown."""
+    """Return the attempt of a run's ranks and the number of restarts before.
+
+    Attempt 0: unknown. The number of restarts is then that of the last folder of logs.
+    """
     kept = read_record(folder / _ATTEMPT) or {}
     attempt = kept.get("attempt")
     restart = kept.get("restart")
     if isinstance(attempt, int) and isinstance(restart, int):
         return attempt, restart
-    return 0, 0
+    folders: Sequence[Path] = ()
+    with contextlib.suppress(OSError):
+        folders = gate.folders_in(folder, "attempt-*")
+    numbers = [path.name.removeprefix("attempt-") for path in folders]
+    return 0, max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) -> Failure:

@@ -37,7 +37,7 @@ def write_on_signal(folder: Path) -> None:
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write(_number: int, frame: FrameType | None) -> None:
-        text = "\n\n".join(_told(frame)) + "\n"
+        text = "\n\n".join(_stack_texts(frame)) + "\n"
         with suppress(OSError):  # a full disk must not end the training
             os.write(file, text.encode(errors="backslashreplace"))
 
@@ -47,7 +47,7 @@ def write_on_signal(folder: Path) -> None:
     part.rename(folder / STACKS)
 
 
-def _told(interrupted: FrameType | None) -> Iterator[str]:
+def _stack_texts(interrupted: FrameType | None) -> Iterator[str]:
     """Yield the stack of every thread in faulthandler's form, the interrupted thread last."""
     own = threading.get_ident()
     frames = sys._current_frames()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base.errors import ConfigError, RunError, Unreadable
+from workbench.base.errors import ConfigError, RunError, Unreadable, check_type
 from workbench.base.files.gate import (
     open_record,
     read_bytes,
@@ -81,6 +81,7 @@ def not_ours(path: Path) -> str:
 
 def user_path(path: str | Path) -> Path:
     """Return a path as a user writes it, with `~` filled in. Raise ConfigError for no path."""
+    check_type("a path", path, (str, os.PathLike), "text or a Path")
     if "\0" in str(path):
         raise ConfigError(f"the path {str(path)[:200]!r} has a NUL, which no path can have")
     try:

@@ -155,6 +155,8 @@ def history(
     """
     check_type("history", folder, (str, PathLike), "the path of a folder")
     check_type("history(sort=…)", sort, str, "the name of a column")
+    check_type("history(state=…)", state, (str, Sequence), "a state or a list of states")
+    check_type("history(within=…)", within or {}, Mapping, "an object of names to pairs")
     root = user_path(folder).absolute()
     if not is_folder(root):
         raise RunError(f"there is no folder {root}")

@@ -33,7 +33,7 @@ TONES: Mapping[Outcome, Tone] = {
     Outcome.WAITING: "quiet",
 }
 
-_BEST: Mapping[str, int] = {
+BEST: Mapping[str, int] = {
     "train_samples_per_s": 1,
     "speed_up": 1,
     "peak_memory_gib": -1,
@@ -86,11 +86,6 @@ def value_of(row: BenchmarkRow, field: str) -> float | None:
     """Return a row's figure; None where it was not measured, or cannot be written."""
     value: float | None = getattr(row, field)
     return None if json_values.number(value) is None else value
-
-
-def best_sign(field: str) -> int:
-    """Return 1 where the largest figure is the best, -1 where the smallest is, and else 0."""
-    return _BEST.get(field, 0)
 
 
 def label_of(row: BenchmarkRow, name: str = "") -> str:

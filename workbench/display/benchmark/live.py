@@ -36,7 +36,6 @@ _FORECAST = (
     Format(name="name", title="row"),
     figure("runs", "runs", count),
     figure("gib", "predicted memory", gib),
-    figure("seconds", "predicted time", duration),
     Format(name="note", title="note"),
 )
 
@@ -285,7 +284,6 @@ def _row(row: ForecastRow) -> dict[str, object]:
         "name": row.name,
         "runs": row.runs,
         "gib": row.memory.gib,
-        "seconds": row.seconds,
         "note": _before_start(row),
     }
 
@@ -304,14 +302,7 @@ def _before_start(row: ForecastRow) -> str:
 
 
 def _notes(forecast: BenchmarkForecast) -> list[str]:
-    with_time = forecast.to_go - forecast.without_time
-    without = forecast.without_time
-    parts = []
-    if with_time:
-        parts.append(f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go")
-    if without:
-        parts.append(f"not known yet for {count(without)}: the same rows are not on disk")
-    notes = [f"Predicted time: {'; '.join(parts) or 'nothing to go'}."]
+    notes = []
     memory = [row.memory.gib for row in forecast.rows if row.memory.gib is not None]
     if memory:
         notes.append(

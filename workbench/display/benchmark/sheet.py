@@ -10,7 +10,7 @@ from workbench.base.words import UNKNOWN, count, counted, plain
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.tables.run_table import Format
-from workbench.display.benchmark.columns import COLUMNS, MARKS, best_sign, value_of, why_of
+from workbench.display.benchmark.columns import BEST, COLUMNS, MARKS, value_of, why_of
 
 _SPEED = "train_samples_per_s"
 _LENGTHS = ("steps", "global batch")  # a run's length; curves of other lengths share a plot
@@ -209,7 +209,7 @@ def _best(lines: Sequence[Line], place: int, field: str) -> set[int]:
         value = value_of(line.row, field)
         if line.row.outcome is Outcome.SUCCEEDED and value is not None:
             good.append((value, line))
-    sign = best_sign(field)
+    sign = BEST.get(field, 0)
     if not sign or len(good) < 2:
         return set()
     _, top = max(good, key=lambda pair: sign * pair[0])

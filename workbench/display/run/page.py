@@ -215,12 +215,9 @@ class RunPage:
     def _draw_curve(self, name: str) -> str:
         return _with_words(curve_plot(self._view, name))
 
-    def _draw_memory(self) -> str:
-        return _with_words(memory_plot(self._view))
-
     def _memory(self) -> str:
         samples = [len(host.gib) for host in self._view.memory.values()]
-        return self._plot("memory", samples, self._draw_memory)
+        return self._plot("memory", samples, lambda: _with_words(memory_plot(self._view)))
 
     def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Return the last lines of logs. During a run, a closed fold has only a title."""

@@ -102,6 +102,8 @@ class RowTally:
         self.remarks: Counter[str] = Counter()
         self.marked: Counter[str] = Counter()
         """Numbers of rows that a mark takes from learning, by the name of the mark."""
+        self._positions: dict[str, str] = {}
+        """First place of every position by which an answer names an option."""
         self._ignore = frozenset(ignore)
         self._there: dict[str, None] = {}
         self._read: set[str] = set()
@@ -222,6 +224,9 @@ class RowTally:
         remark = self.reader.remark(row)
         if remark:
             self.remarks[remark] += 1
+        position = _position(fields, row)
+        if position:
+            self._positions.setdefault(position, where)
         if row.messages:
             refuse_lists(data, self._marks, where)
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
@@ -337,6 +342,17 @@ class RowTally:
             if len(there) < _MOST and name not in there:
                 raise one_of("dataset ignore: the column", name, there)
 
+    def check_positions(self, other: RowTally) -> None:
+        """Raise ConfigError for positions of options that may count from 0 or from 1."""
+        places = {**other._positions, **self._positions}
+        if places and "0" not in places:
+            position, where = min(places.items())
+            raise ConfigError(
+                f"{where}: the answer is {position}, a position of an option, and no row has 0: "
+                "the positions may count from 0 or from 1. Write the option's letter or text as "
+                "the answer of every row"
+            )
+
     def check_answers(self, what: str) -> None:
         """Raise ConfigError if half of the rows or more have an empty answer."""
         if self.empty_answers and 2 * self.empty_answers >= self.rows:
@@ -363,6 +379,7 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     train.check_answers(name)
     evaluation.check_answers(f"the rows to evaluate on with {name}")
     train.check_ignored(evaluation)
+    train.check_positions(evaluation)
     empty = train.empty_answers + evaluation.empty_answers
     remarks = dict(train.remarks + evaluation.remarks)
     left_out = train.empty_rows + evaluation.empty_rows
@@ -376,6 +393,16 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
         empty_answers=empty,
         remarks=remarks,
     )
+
+
+def _position(fields: Mapping[str, object], row: Example) -> str:
+    """Return the position by which a row's answer names an option; empty for other answers."""
+    letter, dot, option = row.target.partition(". ")
+    for form in EVERY if dot and len(letter) == 1 else ():
+        value = str(fields.get(form.answers, "")).strip()
+        if value.isdigit() and letter == chr(ord("A") + int(value)) and value != option:
+            return value
+    return ""
 
 
 def _asks(name: str, value: object) -> bool:

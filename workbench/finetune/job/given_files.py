@@ -69,6 +69,8 @@ def _parsed(path: Path, real: Path) -> Json:
         ) from error
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply. Take another copy of the file") from None
+    except ValueError:
+        raise ConfigError(f"{path} has a number of too many digits. Correct the file") from None
     match value:
         case dict():
             return value

@@ -6,18 +6,17 @@ ranks call `check_loaded` for a model of the hub, whose files may be unknown on 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, shortened
+from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
-from workbench.base.json_values import Json, part, text, whole
+from workbench.base.json_values import Json, part, whole
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import check_architecture, check_not_quantized
-from workbench.finetune.job.generation_file import check_generation
 from workbench.finetune.job.given_files import read_object
+from workbench.finetune.job.outlined import check_outline, check_special_ids
 from workbench.finetune.job.positions import beyond_training, check_positions
 from workbench.finetune.job.tokenizer_files import (
     RESIZE,
@@ -46,17 +45,6 @@ if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
 _MARK = "\ufeff"
-_KEY_OF_SIZE = re.compile(r"^(num|n|d|max)_|_(size|dim|layers|heads|theta|eps|epsilon)$")
-_TORCH_FORMAT = re.compile(r"auto|half|(b?float|u?int)\d*(_\w+)?|double")
-# Encoder-decoder models whose configuration has no decoder start token by itself.
-_WITHOUT_START = (
-    "encoder-decoder",
-    "longt5",
-    "switch_transformers",
-    "t5",
-    "t5gemma",
-    "t5gemma2",
-)
 
 
 def check_model_files(job: FineTuneOptions) -> None:
@@ -90,35 +78,19 @@ def check_configuration(job: FineTuneOptions) -> None:
     too_large = too_many_parts(config)
     if too_large:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
-    _check_forms(config, source)
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
     rows = embeddings_of(config)
-    check_generation(place, rows)
     check_positions(job, config, source)
     _check_longest_text(place)
     check_own_code(place, config)
     tokens = tokens_of(place)
     _check_special_tokens(job, config, place, tokens)
     if rows:
-        check_ids(tokens, rows, source, place, template_of(job, place))
-
-
-def _check_forms(config: Json, source: str) -> None:
-    """Raise ConfigError for a size as text, or a number format that torch has not."""
-    for inner in (config, part(config, "text_config"), part(config, "decoder")):
-        for key, value in inner.items():
-            if isinstance(value, str) and _KEY_OF_SIZE.search(key):
-                raise ConfigError(
-                    f"{source} has {key} {shortened(value)}; it must be a number. Correct the "
-                    "value, or take the file from the model's author"
-                )
-            is_format = key in ("dtype", "torch_dtype") and isinstance(value, str)
-            if is_format and _TORCH_FORMAT.fullmatch(str(value)) is None:
-                raise ConfigError(
-                    f"{source} has {key} {shortened(value)}; it must be a number format of torch, "
-                    "such as 'bfloat16'. Correct the value, or remove the key"
-                )
+        check_ids(tokens, rows, source, place, template_of(job))
+    for name in ("config.json", "generation_config.json"):
+        check_special_ids(place / name, rows)
+    check_outline(place, job)
 
 
 def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
@@ -146,7 +118,7 @@ def model_notes(job: FineTuneOptions) -> Iterator[str]:
     rows = embeddings_of(config)
     notes = [beyond_training(job, config), unread_weights(place)]
     if rows:
-        template = template_of(job, place)
+        template = template_of(job)
         notes.append(check_ids(tokens_of(place), rows, "config.json", place, template))
     notes.append(_unused_templates(job, place))
     yield from filter(None, notes)
@@ -222,10 +194,15 @@ def embeddings_of(config: Json) -> int | None:
     return None
 
 
-def template_of(job: FineTuneOptions, folder: Path) -> str:
-    """Return the chat template of a job as text; empty without one."""
+def template_of(job: FineTuneOptions) -> str:
+    """Return the chat template that writes a job's rows; empty without one, or if unknown here."""
+    if job.prompt not in (None, "chat"):
+        return ""
     if job.chat_template is not None:
         return job.chat_template
+    folder = known_folder(on_base(job))
+    if folder is None:
+        return ""
     file = folder / "chat_template.jinja"
     if is_there(file):
         try:
@@ -237,6 +214,10 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
                 f"{file} begins with a byte order mark, which every prompt would have. Save the "
                 "file as UTF-8 without a byte order mark"
             )
+        if not template.strip():
+            raise ConfigError(
+                f"{file} is empty, so no prompt has text. Remove the file, or copy the file again"
+            )
         return template
     return default_template(read_object(folder / "tokenizer_config.json"))
 
@@ -244,7 +225,7 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
 def _unused_templates(job: FineTuneOptions, folder: Path) -> str:
     """Return a note on a folder's chat templates that write no row; empty without such ones."""
     is_open = job.prompt in (None, "chat") and job.chat_template is None
-    if not is_open or template_of(job, folder):
+    if not is_open or template_of(job):
         return ""
     found = [f"{name!r}" for name in templates_of(read_object(folder / "tokenizer_config.json"))]
     found += [path.name for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
@@ -278,23 +259,10 @@ def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, toke
                 f"{where} has no 'pad_token', with which rows are padded. Add the token there, "
                 'such as "pad_token": "<pad>"'
             )
-        _check_start(config, folder)
         return
     # A chat template writes the end of an answer by itself, and needs a token for padding alone.
-    in_chats = job.prompt in (None, "chat") and bool(template_of(job, folder))
-    if "eos" in lacks and ("pad" in lacks or not in_chats):
+    if "eos" in lacks and ("pad" in lacks or not template_of(job)):
         raise ConfigError(
             f"{where} has no 'eos_token', the token at the end of an answer. Add the token there, "
             'such as "eos_token": "</s>"'
-        )
-
-
-def _check_start(config: Json, folder: Path) -> None:
-    start = config.get("decoder_start_token_id")
-    if start is None:
-        start = read_object(folder / "generation_config.json").get("decoder_start_token_id")
-    if start is None and text(config.get("model_type")) in _WITHOUT_START:
-        raise ConfigError(
-            f"{folder / 'config.json'} has no 'decoder_start_token_id', the token with which an "
-            "answer begins. Add the id there: T5 has the id of its padding token, 0"
         )

@@ -198,6 +198,12 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
             f"config.json of {job.model!r} has attn_implementation {shortened(own)}, which needs "
             "GPUs. Give attn_implementation='sdpa' on CPUs"
         )
+    adapters = config_of(str(job.lora.get("resume_from")), "adapter_config")
+    if adapters.get("trainable_token_indices") and technique_of(job.technique).zero_stage == 3:
+        raise ConfigError(
+            "the adapters have trainable_token_indices, which need GPUs under ZeRO stage 3: peft "
+            "gathers the embeddings on a GPU. Use technique 'zero2' on CPUs"
+        )
     if job.precision == "tf32":
         raise ConfigError(
             "precision 'tf32' needs NVIDIA GPUs of the "

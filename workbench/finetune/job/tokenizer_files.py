@@ -13,7 +13,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import gate, is_there, read_given
 from workbench.base.json_values import Json, items, part, text, whole
-from workbench.finetune.job.architectures import NEVER_RUN, tokenizer_class, tokenizer_classes
+from workbench.finetune.job.architectures import NEVER_RUN, tokenizers_by_type
 from workbench.finetune.job.given_files import read_object, refuse_pointer
 from workbench.finetune.options.model.folders import LOST, is_lost
 
@@ -102,10 +102,11 @@ def check_own_code(folder: Path, config: Json) -> None:
     written = read_object(folder / _CONFIG)
     own = written.get("auto_map")
     is_own = bool(own) if isinstance(own, list) else "AutoTokenizer" in part(written, "auto_map")
-    if not is_own or tokenizer_class(config):
+    by_type = tokenizers_by_type()
+    if not is_own or text(config.get("model_type")) in by_type:
         return
     name = text(written.get("tokenizer_class"))
-    known = tokenizer_classes()
+    known = by_type.values()
     if not known or name in _GENERAL or name.removesuffix("Fast") in known:
         return
     raise ConfigError(
@@ -214,8 +215,9 @@ def _named_roles(folder: Path, config: Json) -> dict[str, str | None]:
         written |= read_object(folder / "special_tokens_map.json")
     model = read_object(folder / "config.json")
     kind = text(config.get("tokenizer_class")) or text(model.get("tokenizer_class"))
-    if not kind and tokenizer_classes():
-        kind = tokenizer_class(model) or _GENERAL[-1]
+    by_type = tokenizers_by_type()
+    if not kind and by_type:
+        kind = by_type.get(text(model.get("model_type")), _GENERAL[-1])
     general = kind in _GENERAL
     roles: dict[str, str | None] = {}
     for role in _ROLES:

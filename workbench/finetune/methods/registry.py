@@ -17,10 +17,8 @@ from workbench.finetune.methods.sft import SFT
 
 METHODS: Sequence[Method] = (SFT(), DPO(), KTO(), ORPO(), Reward(), GRPO())
 _BY_NAME = {method.name: method for method in METHODS}
-METHOD_NAMES = tuple(_BY_NAME)
-"""Names of all methods: the values of the option `method`."""
 MethodName = Literal["sft", "dpo", "kto", "orpo", "reward", "grpo"]
-"""The same names, which an editor completes; a test compares both."""
+"""Names of all methods, which an editor completes; a test compares both."""
 
 
 def method_of(name: str) -> Method:

@@ -176,7 +176,7 @@ def answers(
     return {n: texts[n] for n in mine}
 
 
-_GREEDY: Mapping[str, object] = {
+GREEDY: Mapping[str, object] = {
     "do_sample": False,
     "num_beams": 1,
     "num_beam_groups": 1,
@@ -206,7 +206,7 @@ _PENALTIES = ("repetition_penalty", "encoder_repetition_penalty")
 """Settings that change the scores of all tokens of the prompt, padding among them."""
 _ALIKE_IN_A_LATER_CALL = frozenset(
     (
-        *_GREEDY,
+        *GREEDY,
         *("_from_model_config", "transformers_version", "disable_compile", "low_memory"),
         *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"),
         *("max_length", "max_new_tokens", "use_cache", "early_stopping", "length_penalty"),
@@ -319,7 +319,7 @@ def _written(
     ends = torch.tensor(end_tokens(settings), device=device)
     if any((getattr(settings, name, None) or 1) != 1 for name in _PENALTIES):
         given["input_ids"] = _without_padding(given["input_ids"], given["attention_mask"])
-    greedy = {name: value for name, value in _GREEDY.items() if hasattr(settings, name)}
+    greedy = {name: value for name, value in GREEDY.items() if hasattr(settings, name)}
     processors = []
     if encoder.causal and settings.min_length:
         padding = (given["attention_mask"] == 0).sum(1)

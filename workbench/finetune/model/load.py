@@ -91,7 +91,7 @@ def load(
             config.pad_token_id = tokenizer.pad_token_id
             # A model without such an output yet begins with random weights there.
             torch.manual_seed(seed)
-        outline = _without_weights(config, scores)
+        outline = without_weights(config, scores)
     if not weights:
         return Loaded(model=outline, tokenizer=tokenizer, family=_family(config))
     options, placed = pipeline.placed_options(options or {}, lambda: outline)
@@ -162,14 +162,15 @@ def parameter_count(model: torch.nn.Module) -> int:
 def weight_bytes(place: str, revision: str | None = None) -> int:
     """Count the bytes of a model's weights in FP32, from its configuration alone."""
     config = _config(place, revision)
-    return 4 * parameter_count(_without_weights(config))
+    return 4 * parameter_count(without_weights(config))
 
 
 def _config(place: str, revision: str | None) -> Any:
     return AutoConfig.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
 
 
-def _without_weights(config: Any, scores: bool = False) -> Any:
+def without_weights(config: Any, scores: bool = False) -> Any:
+    """Return the model of a configuration, on the `meta` device."""
     with without_sharding(), torch.device("meta"):
         # A model without weights computes nothing: a kernel that the configuration names may be
         # missing here.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_given, user_path
+from workbench.base.files import user_path
+from workbench.finetune.job.given_files import read_object
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     TINY_LLAMA,
@@ -109,16 +109,10 @@ def model_config(model: str, revision: str | None = None) -> Mapping[str, object
 
 
 def _read(path: Path) -> Mapping[str, object]:
-    try:
-        config = json.loads(read_given(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); give a folder made by save_pretrained"
-        ) from error
-    match config:
-        case {"model_type": str()}:
-            too_large = too_many_parts(config)
-            if too_large:
-                raise ConfigError(f"{path} has {too_large}; take the file from the model's author")
-            return dict(config)
-    raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
+    config = read_object(path)
+    if not isinstance(config.get("model_type"), str):
+        raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
+    too_large = too_many_parts(config)
+    if too_large:
+        raise ConfigError(f"{path} has {too_large}; take the file from the model's author")
+    return dict(config)

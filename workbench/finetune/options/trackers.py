@@ -47,6 +47,9 @@ TRACKERS: Mapping[TrackerName, Tracker] = {
     "mlflow": Tracker(
         packages={"mlflow": "mlflow"},
         secrets=("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI"),
+        # By default, a call to a server that is down waits for four minutes, and to a server that
+        # hangs for sixteen.
+        settings={"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"},
     ),
     "neptune": Tracker(packages={"neptune": "neptune"}, secrets=("NEPTUNE_API_TOKEN",)),
     "swanlab": Tracker(packages={"swanlab": "swanlab"}, secrets=("SWANLAB_API_KEY",)),

@@ -122,6 +122,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         train = set(line_digests(folder / "train.jsonl"))
         overlap = overlap_of_files(folder / "train.jsonl", folder / "eval.jsonl")
         answer = _ask(job, folder, written.train, rows)
+    batches = answer["batches"]
     return RowPreview(
         job=job,
         rows=[[(str(text), bool(learned)) for text, learned in row] for row in answer["shown"]],
@@ -136,16 +137,9 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         not_read=unread(str(answer["template"]), written.not_read),
         empty_answers=written.empty_answers,
         remarks=written.remarks,
-        batch_lengths=_pair(answer["batches"]),
+        batch_lengths=batches and (int(batches[0]), int(batches[1])),
         is_all=not isinstance(dataset, Hub),
     )
-
-
-def _pair(lengths: Sequence[int] | None) -> tuple[int, int] | None:
-    if lengths is None:
-        return None
-    source, target = lengths
-    return int(source), int(target)
 
 
 def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, Any]:

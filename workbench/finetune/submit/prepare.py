@@ -15,13 +15,18 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
-from workbench.finetune.job.limits import check_model_files, lacking_memory, model_notes
+from workbench.finetune.job.limits import (
+    check_model_files,
+    lacking_memory,
+    model_notes,
+    template_of,
+)
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.options.model.models import check_model, model_family
-from workbench.finetune.options.text.templates import template_of, unread
+from workbench.finetune.options.text.templates import unread
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
@@ -74,7 +79,11 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     before = before_of(job, paths)
     check_model(job.model, job.model_revision)
     check_model_files(job)
-    _warn_of_memory(job, run)
+    # The memory of GPUs is unknown before the pods are asked.
+    if not run.gpus and run.memory_gib is not None:
+        why = lacking_memory(job, ranks=run.ranks, memory_gib=run.memory_gib)
+        if why:
+            warnings.warn(why, RuntimeWarning, stacklevel=2)
     method = method_of(job.method)
     method.refuse_ranks(job, run.ranks)
     check_pod(job, max(1, run.gpus))
@@ -123,15 +132,6 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     return Prepared(job=job, origin=origin(paths.root))
 
 
-def _warn_of_memory(job: FineTune, run: NewRun) -> None:
-    # The memory of GPUs is unknown before the pods are asked.
-    if run.gpus or run.memory_gib is None:
-        return
-    why = lacking_memory(job, ranks=run.ranks, memory_gib=run.memory_gib)
-    if why:
-        warnings.warn(why, RuntimeWarning, stacklevel=2)
-
-
 def _absolute(job: FineTune) -> FineTune:
     """Return a job with absolute paths of a checkpoint, of metrics and of a model's folder."""
     changes: dict[str, object] = {}
@@ -139,16 +139,11 @@ def _absolute(job: FineTune) -> FineTune:
         changes["resume"] = check_address(str(job.resume), "resume")
     elif job.resume is not None:
         changes["resume"] = str(user_path(job.resume).absolute())
-    metrics = [
-        moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics
-    ]
-    if metrics != [*job.metrics]:
-        changes["metrics"] = metrics
-    rewards = [
-        moved_metric(reward, lambda path: user_path(path).absolute()) for reward in job.rewards
-    ]
-    if rewards != [*job.rewards]:
-        changes["rewards"] = rewards
+    for name in ("metrics", "rewards"):
+        given = [*getattr(job, name)]
+        moved = [moved_metric(each, lambda path: user_path(path).absolute()) for each in given]
+        if moved != given:
+            changes[name] = moved
     folder = user_path(job.model)
     if is_folder(folder):
         changes["model"] = str(folder.absolute())

@@ -29,12 +29,10 @@ TECHNIQUES: Sequence[Technique] = (
 YARDSTICK = Single.name
 """Technique against which speed and losses of the others are measured."""
 _BY_NAME = {technique.name: technique for technique in TECHNIQUES}
-TECHNIQUE_NAMES = tuple(_BY_NAME)
-"""Names of all techniques: the values of the option `technique`."""
 TechniqueName = Literal[
     "single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp", "local-sgd"
 ]
-"""The same names, which an editor completes; a test compares both."""
+"""Names of all techniques, which an editor completes; a test compares both."""
 
 
 def technique_of(name: str) -> Technique:

@@ -108,9 +108,7 @@ class RankFollower:
 
     def _collect(self) -> None:
         offsets = self._collector.offsets
-        streams = {
-            name: OutputStream((self._work / name).parent, Path(name).stem) for name in offsets
-        }
+        streams = {name: OutputStream(self._work / name) for name in offsets}
         while chunks := read_chunks(streams, offsets, _BLOCK_BYTES):
             for event in self._collector.take(chunks):
                 self._record(event)

@@ -18,6 +18,7 @@ from workbench.base.files import write_json
 from workbench.base.process import become_subreaper
 from workbench.rundir.events import MARK
 from workbench.rundir.output.cutter import LineSplitter
+from workbench.rundir.paths import PodRunPaths
 
 STATUS = "status.json"
 """Status file in a rank's folder: the agent's status of the rank, with host and address."""
@@ -59,8 +60,12 @@ def run_task(task: Task) -> int:
     }
     agent.operations["prepare"]({**run, "request": request})
     agent.operations["start_rank"]({**run, "rank": task.rank, "env": dict(task.env)})
-    folder = task.root / "runs" / JOB / f"rank-{task.rank}"
-    echoes = [_Echo(folder / "stdout.log", 1), _Echo(folder / "stderr.log", 2)]
+    folders = PodRunPaths.of(str(task.root), JOB)
+    folder = Path(folders.rank(task.rank))
+    echoes = [
+        _Echo(Path(folders.rank_log(0, task.rank, stream)), number)
+        for number, stream in ((1, "stdout"), (2, "stderr"))
+    ]
     state: Any = {}
     while state.get("phase") != "exited":
         time.sleep(_LOOK_S)
@@ -109,7 +114,7 @@ class _Echo:
             file.seek(self._offset)
             data = file.read()
         self._offset += len(data)
-        for line in self._splitter.feed(data):
+        for _, line in self._splitter.feed(data):
             if line and not line.startswith(MARK):
                 # A closed output of the container must not end the training.
                 with suppress(OSError):

@@ -56,7 +56,7 @@ class FileRendezvous:
         answer = self.folder / f"answer-{self.rank}.json"
         answered = ""
 
-        def is_told() -> bool:
+        def is_answered() -> bool:
             nonlocal answered
             call = str(read_json(self.folder / "call.json").get("call", ""))
             if call and call != answered:
@@ -64,7 +64,7 @@ class FileRendezvous:
                 answered = call
             return bool(self._word().get("nonces", {}).get(str(self.rank)) == nonce)
 
-        self._await(is_told, lambda: "rank 0 did not come")
+        self._await(is_answered, lambda: "rank 0 did not come")
         word = self._word()
         if "refused" in word:
             raise RunError(f"rank 0 could not prepare the run: {word['refused']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_given
-from workbench.base.json_values import items, part, text
+from workbench.base.json_values import Json, items, part, text
 
 _PYPI = "https://pypi.org/simple"
 _EXPORT = (
@@ -26,6 +27,8 @@ _EXPORT = (
     "--color=never",
 )
 _LIMIT_S = 120
+# Python reads a key of 50,000 parts in half a minute.
+_LONG_KEY = re.compile(r"(?<![\w.-])(?:[\w-]+[ \t]*\.[ \t]*){100}")
 _BY_HAND = "uv export --no-emit-project > requirements.txt"
 
 
@@ -77,9 +80,19 @@ def _find_uv(path: Path) -> str:
     return found
 
 
+def read_toml(content: str, where: str) -> dict[str, Json]:
+    """Read a stranger's TOML in a time that grows with its length alone."""
+    if _LONG_KEY.search(content.replace('"', "").replace("'", "")):
+        raise ConfigError(f"{where} has a key of more than 100 parts; shorten the key")
+    try:
+        return tomllib.loads(content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where} is not TOML: {error}") from error
+
+
 def _indexes(path: Path) -> list[str]:
     """Return an option of pip for each index of the lock except PyPI, which pip knows."""
-    lock = tomllib.loads(read_given(path))
+    lock = read_toml(read_given(path), str(path))
     found: dict[str, None] = {}
     for package in items(lock.get("package")):
         if not isinstance(package, dict):

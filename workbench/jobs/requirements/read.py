@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import decode_source
@@ -13,7 +12,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_bytes, read_given, user_path
 from workbench.base.json_values import part
-from workbench.jobs.requirements.lock import export_lock
+from workbench.jobs.requirements.lock import export_lock, read_toml
 from workbench.jobs.requirements.requirements import (
     OPTIONS,
     WITHOUT_HEADER,
@@ -142,7 +141,7 @@ def header_in(content: str, name: str) -> Requirements | None:
         )
     if len(blocks) > 1:
         raise ConfigError(f"{name} has {len(blocks)} blocks '# /// script'. Keep a single block")
-    table = _toml("\n".join(line[2:] for line in blocks[0]), where)
+    table = read_toml("\n".join(line[2:] for line in blocks[0]), where)
     dependencies = _texts(table.get("dependencies", []), f"dependencies of {where}")
     for line in dependencies:
         parsed(line, where)
@@ -218,7 +217,7 @@ def _check_option(line: str, where: str) -> None:
 
 
 def _of_project(path: Path) -> Requirements:
-    table = _toml(_read(path), str(path))
+    table = read_toml(_read(path), str(path))
     project = part(table, "project")
     if not project:
         raise ConfigError(f"{path} has no [project] with dependencies. Give a list of requirements")
@@ -241,7 +240,7 @@ def _of_project(path: Path) -> Requirements:
 
 
 def _of_lock(path: Path) -> Requirements:
-    table = _toml(_read(path), str(path))
+    table = read_toml(_read(path), str(path))
     lines: list[str] = []
     _add_lines(export_lock(path), path, lines, [], seen=())
     return Requirements(
@@ -258,13 +257,6 @@ def _read(path: Path) -> str:
         return read_given(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the file of requirements {path} cannot be read: {error}") from error
-
-
-def _toml(content: str, where: str) -> dict[str, object]:
-    try:
-        return tomllib.loads(content)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where} is not TOML: {error}") from error
 
 
 def _texts(value: object, where: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.json_values import Json, items, text
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.base.words import counted
@@ -135,7 +135,7 @@ class Requirements:
 
 def parsed(line: str, where: str) -> Requirement:
     """Parse a requirement. Raise ConfigError for anything else."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
     hidden = [letter for letter in line if unicodedata.category(letter) in _HIDDEN]
     if any(letter != "\t" for letter in hidden):
@@ -145,7 +145,7 @@ def parsed(line: str, where: str) -> Requirement:
         )
     try:
         return Requirement(_HASH.sub("", line))
-    except (InvalidRequirement, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         hint = "such as 'trl==1.16.0'"
         if line.startswith("-"):
@@ -160,15 +160,17 @@ def parsed(line: str, where: str) -> Requirement:
 
 def check_specifier(requires_python: object, where: str) -> str:
     """Return a version specifier of Python as text. Raise ConfigError for anything else."""
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import SpecifierSet
 
     if requires_python is None:
         return ""
     try:
-        return str(SpecifierSet(str(requires_python)))
-    except InvalidSpecifier as error:
+        versions = SpecifierSet(str(requires_python))
+        versions.contains("3.11")  # a number of thousands of digits fails here
+        return str(versions)
+    except ValueError as error:
         raise ConfigError(
-            f"{where}: requires-python is {requires_python!r}, not a version "
+            f"{where}: requires-python is {shortened(requires_python)}, not a version "
             "specifier. Write the versions as in '>=3.11'"
         ) from error
 
@@ -188,7 +190,6 @@ def check_secrets(lines: Iterable[str], where: str, environment: Mapping[str, st
 def check_pins(lines: Iterable[str], where: str) -> None:
     """Refuse lines on a package that no version can fulfil together. Looks at pins alone."""
     from packaging.utils import canonicalize_name
-    from packaging.version import InvalidVersion
 
     known: dict[tuple[str, str], list[Requirement]] = {}
     for line in lines:
@@ -207,7 +208,7 @@ def check_pins(lines: Iterable[str], where: str) -> None:
                 others = [
                     one for one in several if not one.specifier.contains(pin, prereleases=True)
                 ]
-            except InvalidVersion:
+            except ValueError:  # no version, or a number of thousands of digits
                 continue
             if others:
                 both = " and ".join(dict.fromkeys(str(one) for one in several))

@@ -223,8 +223,7 @@ class PodFiles:
         return self.retry_until_lease(lambda ssh: ssh.size(remote))
 
     def get(self, remote: str, local: Path) -> str:
-        if self.size(remote) < LARGE:
-            self.retry_until_lease(lambda ssh: ssh.get(remote, local))
+        if self.retry_until_lease(lambda ssh: ssh.get(remote, local)):
             return gate.digest(local)
 
         def fetch(route: SshRoute, tell: Progress) -> str:

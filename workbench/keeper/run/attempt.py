@@ -1,17 +1,17 @@
-"""Execute a run once: prepare the pods, start the ranks, follow and finally stop them."""
+"""The parts of one attempt: prepare the pods, start the ranks, follow and finally stop them."""
 
 from __future__ import annotations
 
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from workbench.base.clock import now_s
-from workbench.base.errors import RemoteError, RunError, WorkbenchError
+from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import whole
@@ -24,7 +24,8 @@ from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.packages import Packages, PackagesError
-from workbench.keeper.run.restart import inherited_ranks
+from workbench.keeper.run.policy import blame, stopped_by_others
+from workbench.keeper.run.restart import InheritedRanks
 from workbench.keeper.run.stage import (
     check_hostfile,
     launch_plan,
@@ -34,16 +35,16 @@ from workbench.keeper.run.stage import (
     sent_inputs,
 )
 from workbench.keeper.run.stalls import StallGuard
-from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
+from workbench.keeper.run.verdict import fault_of, lost_pod, place_words
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -77,7 +78,7 @@ class AttemptDeps:
 
 
 class Attempt:
-    """Start the ranks of a run once and follow them until all have ended."""
+    """One start of a run's ranks, until all have ended. The runner calls the parts in order."""
 
     def __init__(
         self,
@@ -85,11 +86,9 @@ class Attempt:
         journal: Journal,
         peaks: MemoryPeaks,
         requests: StopRequests,
-        *,
-        rejoin: bool = False,
-        staged: Callable[[], None] = lambda: None,
-        adopted: Callable[[RunContext], None] = lambda _: None,
-        around: AttemptDeps | None = None,
+        totals: RunTotals,
+        around: AttemptDeps,
+        found: InheritedRanks | None = None,
     ):
         """Follow the ranks of a run.
 
@@ -98,17 +97,16 @@ class Attempt:
             journal: The run's state and events.
             peaks: The most memory so far.
             requests: Requests of users.
-            rejoin: Whether ranks may have been started by a dead keeper.
-            staged: Called once all pods are prepared, before the start of the ranks.
-            adopted: Called with another context for ranks of an attempt that no log knows.
+            totals: Sums over all attempts of the run.
             around: Clock, watches and launcher.
+            found: Ranks that a dead keeper has started. None: `prepare` and `launch` come first.
         """
-        self._around = around or AttemptDeps()
-        self._staged = staged
-        self._adopted = adopted
+        self._around = around
         self._clock = self._around.clock
         names = [link.pod.name for link in context.links]
-        self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=self._clock)
+        self.ledger = RunLedger(
+            pods=names, world_size=len(context.places), totals=totals, clock=self._clock
+        )
         self.command: LaunchCommand | None = None
         """Command that starts the ranks. None before `prepare` and for ranks of a dead keeper."""
         self.master_port = 0
@@ -118,62 +116,48 @@ class Attempt:
         self._peaks = peaks
         self._requests = requests
         self._reports = self._around.reports()
-        self._launcher: LauncherProcess | None = None
+        self._found = found
+        self._launcher = found.launcher if found is not None else None
+        # Watches of the pods that were started.
+        self._watches: list[PodWatch] = []
         self._sampler = Sampler()
         self._unasked: dict[str, tuple[float, bool]] = {}
         """Pods that could not be asked to end ranks: grace in seconds, and whether only to ask."""
         self._stalls = StallGuard(context, self._clock)
-        self.begun = False
-        self._prepared = False
-        self._rejoins = rejoin
-        # Pod that was lost before the ranks were found again.
-        self._gone: PodGone | None = None
         # Process ids of the agents with the prepared ranks, by pod.
         self._agents: dict[str, int] = {}
-        # Whether ranks ended with their agent before the new keeper started.
-        self._unwatched = False
 
     @property
     def live_processes(self) -> int | None:
         """Number of processes of the run still alive. None: a pod does not answer."""
-        return self.ledger.live_processes if self.begun else 0
+        return self.ledger.live_processes if self._watches else 0
 
-    def run(self) -> RunFault | None:
-        """Run the attempt. Blocks until no process of the run is left on any reachable pod."""
-        fault: RunFault | None = None
-        watches: list[PodWatch] = []
-        try:
-            if self._rejoins and self._rejoin():
-                self._watch(watches)
-            else:
-                self._send()
-                if self._unwanted:
-                    return None
-                self._staged()
-                self.begun = True
-                self._watch(watches)
-                self._launch()
-                self._context.decide(DecisionKind.STARTED)
-            fault = self._follow()
-        except PackagesError as error:
-            logger.warning("run %s: %s", self._context.run_id, error)
-            fault = error.fault
-        except RemoteError as error:
-            logger.warning("run %s: %s", self._context.run_id, error)
-            fault = None
-            if not self._unwanted:
-                fault = self._lost_agent(error) or fault_of(self._context, error)
-        except Exception as error:  # Thread boundary: any failure becomes a failed run.
-            logger.exception("run %s", self._context.run_id)
-            fault = RunFault(kind=type(error).__name__, message=str(error))
-        if watches:
+    def explain(self, error: Exception) -> RunFault | None:
+        """Return the fault of an error in the attempt. None: the run was asked to end."""
+        run_id = self._context.run_id
+        if isinstance(error, PackagesError):
+            logger.warning("run %s: %s", run_id, error)
+            return error.fault
+        if isinstance(error, RemoteError):
+            logger.warning("run %s: %s", run_id, error)
+            if self.is_unwanted:
+                return None
+            return self._lost_agent(error) or fault_of(self._context, error)
+        logger.error("run %s", run_id, exc_info=error)
+        return RunFault(kind=type(error).__name__, message=str(error))
+
+    def end(self, fault: RunFault | None) -> RunFault | None:
+        """End the ranks and return the fault of the attempt.
+
+        Blocks until no process of the run is left on any reachable pod.
+        """
+        if self._watches:
             self._end_ranks()
-        elif self._rejoins:
+        elif self._context.inherited:
             # The ranks of the dead keeper may be alive, and no watch has begun.
             stop_ranks(self._context.links, self._context.run_id)
-        for watch in watches:
+        for watch in self._watches:
             watch.close()
-        self._prepared = False
         # The last reports came after that of a pod's loss. A run that is done is not repeated.
         if self.ledger.lost and self.ledger.all_done:
             return None
@@ -192,7 +176,8 @@ class Attempt:
             return fault_of(self._context, PodGone(why, host=error.host))
         return None
 
-    def _send(self) -> None:
+    def stage(self) -> None:
+        """Prepare all pods, unless the run is cancelled meanwhile. Starts no rank."""
         c = self._context
         retry_on_exhaustion(partial(check_hostfile, c), self._journal.hint)
         if not self.install():
@@ -210,39 +195,12 @@ class Attempt:
             # No rank has started, so the whole preparation can be repeated.
             retry_on_exhaustion(self.prepare, self._journal.hint)
 
-    def _rejoin(self) -> bool:
-        self._journal.hint("a new keeper takes over from a dead keeper, and looks for the ranks")
-        try:
-            look = partial(inherited_ranks, self._context)
-            found = retry_on_exhaustion(look, self._journal.hint)
-        except PodGone as error:
-            # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
-            self._gone = error
-            # The lost pod may answer, with ranks of an earlier attempt.
-            lost = [link for link in self._context.links if link.pod.address == error.host]
-            stop_ranks(lost, self._context.run_id)
-            self.begun = True
-            return True
-        if found is None:
-            return False
-        self._launcher = found.launcher
-        self._unwatched = found.unwatched
-        if found.attempt != self._context.attempt:
-            # The dead keeper could not write the line of the attempt: its disk was full.
-            self._context = replace(self._context, attempt=found.attempt, restart=found.restart)
-            self._adopted(self._context)
-        self.begun = True
-        self._prepared = True
-        if self._requests.stop.is_set():
-            self.stop()
-        return True
-
     def install(self) -> bool:
         """Make the environment of the job on every pod, if the job asks for packages.
 
         Return False for a run that was cancelled meanwhile.
         """
-        packages = Packages(self._context, self._journal, unwanted=lambda: self._unwanted)
+        packages = Packages(self._context, self._journal, unwanted=lambda: self.is_unwanted)
         return packages.install()
 
     def prepare(self) -> None:
@@ -286,15 +244,12 @@ class Attempt:
             write_text(c.paths.command, f"{self.command}\n")
         except OSError as error:  # People read the file. The result has the command as well.
             logger.warning("cannot write %s: %s", c.paths.command, error)
-        self._prepared = True
-        if self._requests.stop.is_set():
-            self.stop()
 
     def _retry_until_lease(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
         return link.retry_until_lease(lambda _: action(link), unwanted=self._requests.cancel.is_set)
 
     @property
-    def _unwanted(self) -> bool:
+    def is_unwanted(self) -> bool:
         """Whether the run must end without starting ranks: cancelled, or stopped by signal."""
         if self._requests.cancel.is_set():
             return True
@@ -304,22 +259,17 @@ class Attempt:
     def stop(self) -> None:
         """Forward the stop request by file or signal, as the job asks. Idempotent."""
         how = self._context.spec.job.rules.stop
-        if how.by == "file" and self._prepared:
+        if how.by == "file":
             first = self._context.links[0]
             first.write(b"", str(self._context.on_pod(first).stop))
-        elif how.by == "signal" and self.begun:
+        elif how.by == "signal":
             if not self.ledger.asked_s:
                 self.ledger.asked_s = now_s()
             grace_s = how.grace_s or _GRACE_S
             self._context.everywhere(partial(self._stop, grace_s=grace_s, ask=True))
 
-    def stacks(self) -> dict[int, str]:
-        if not self.begun:
-            raise RunError("the ranks have not been started yet")
-        return self._context.stacks()
-
-    def _watch(self, watches: list[PodWatch]) -> None:
-        """Start the watches of all pods, and add each to `watches` for its end."""
+    def watch(self) -> None:
+        """Start the watches of all pods."""
         c = self._context
         self.ledger.begin()
         for link in c.links:
@@ -327,9 +277,11 @@ class Attempt:
             make = partial(self._around.watch, link, c, self._reports)
             watch = retry_on_exhaustion(make, self._journal.hint)
             watch.start()
-            watches.append(watch)
+            self._watches.append(watch)
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
+        """Start the ranks on the prepared pods, and watch them."""
+        self.watch()
         c = self._context
         retry_on_exhaustion(partial(check_hostfile, c), self._journal.hint)
         self._journal.state(RunState.STARTING, "starting ranks")
@@ -339,32 +291,42 @@ class Attempt:
             def start(link: AgentLink) -> None:
                 link.call("start", run=c.run_id)
 
-            c.everywhere(partial(self._retry_until_lease, start))
+            try:
+                c.everywhere(partial(self._retry_until_lease, start))
+            finally:
+                # The call to a silent pod blocks for a lease. Reports of the other pods wait here.
+                while not self._reports.empty():
+                    self._record_next()
         else:
             # mpirun splits and mixes the lines of ranks, so secrets inside could not be masked.
             plan = launch_plan(c, self.master_port, quiet=True)
             command = build_command(plan)
             self._launcher = self._around.launch(command, c.run_id, c.paths.launcher_log)
 
-    def _follow(self) -> RunFault | None:
-        if self._gone is not None:
-            gone = fault_of(self._context, self._gone)
-            self.ledger.lost[gone.pod] = gone.message
-            return gone
+    def follow(self) -> RunFault | None:
+        """Record the reports of the pods until the ranks end or must be ended."""
+        gone = self._found.gone if self._found is not None else None
+        if gone is not None:
+            lost = fault_of(self._context, gone)
+            self.ledger.lost[lost.pod] = lost.message
+            return lost
+        unwatched = self._found is not None and self._found.unwatched
+        rebooted = self._context.restarted
         while True:
             self._record_next()
             self._ask_again()
             if first_cause(self.ledger.ranks.values()) is not None:
                 self._settle()
-                return self._blame()
+                fault = blame(self.ledger, unwatched=unwatched, rebooted=rebooted)
+                return fault or lost_pod(self._context, self.ledger)
             if self._requests.cancel.is_set():
                 return None
             if self.ledger.lost:
                 return lost_pod(self._context, self.ledger)
             if self.ledger.over:
-                if self.ledger.all_done or self._unwanted:
+                if self.ledger.all_done or self.is_unwanted:
                     return None
-                return stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
+                return stopped_by_others(self.ledger, unwatched=unwatched, rebooted=rebooted)
             fault = self._launcher_fault()
             if fault is None:
                 fault = self._stalls.check(self.ledger, self._launcher)
@@ -441,14 +403,6 @@ class Attempt:
     def _unexplained(self) -> bool:
         silent = bool(self.ledger.silent(_UNANSWERED_S)) and not self.ledger.lost
         return silent and only_echoes(self.ledger.ranks.values())
-
-    def _blame(self) -> RunFault | None:
-        ranks = self.ledger.ranks.values()
-        if self._unwatched and only_echoes(ranks):
-            return stopped_by_others(self.ledger, self._context, unwatched=True)
-        if self.ledger.lost and only_echoes(ranks):
-            return lost_pod(self._context, self.ledger)
-        return first_cause(ranks)
 
     def _launcher_fault(self) -> RunFault | None:
         if self._launcher is None:

@@ -7,28 +7,25 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.json_values import Json, items, number, text, whole
+from workbench.base.json_values import Json, text, whole
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.resource_limits import call_into, start_thread
-from workbench.keeper.run.stage import LOG_STREAMS, rank_request
-from workbench.keeper.watch.ledger import RunLedger
+from workbench.keeper.run.policy import Loss
+from workbench.keeper.run.stage import rank_request
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.result import RunFault
 from workbench.rundir.totals import RunTotals
 
-_KILLED = ("killed by SIGKILL", "killed by SIGTERM")
-"""Exact messages. A longer message (out of memory) means a job that would fail again."""
 _LOOK_S = 0.2
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
@@ -36,62 +33,6 @@ _PAUSE_S = 0.5
 _ENDED_S = 15.0
 # Attempts that dead keepers may have begun without a line in the log, as the disk was full.
 _MOST_UNRECORDED = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """Loss of an attempt that another attempt follows."""
-
-    what: str
-    """Lost part, such as "pod-2 was lost"."""
-    why: str
-    """Fate of the lost part."""
-    pods: Sequence[str]
-    """Names of the lost pods."""
-    lost_s: float
-    """Time of noticing the loss, in seconds since 1970."""
-
-    def to_facts(self) -> dict[str, object]:
-        return asdict(self)
-
-    @classmethod
-    def read(cls, facts: Json) -> Loss:
-        """Read the facts of a log. A missing fact has an empty value."""
-        return cls(
-            what=text(facts.get("what")),
-            why=text(facts.get("why")),
-            pods=[text(name) for name in items(facts.get("pods"))],
-            lost_s=number(facts.get("lost_s")) or now_s(),
-        )
-
-    @property
-    def fault(self) -> RunFault:
-        """Fault of a run that cannot continue after the loss."""
-        pod = self.pods[0] if self.pods else ""
-        return RunFault(kind="pod", pod=pod, message=self.why or self.what)
-
-
-def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
-    lost = set(ledger.lost)
-    if fault.kind == "pod":
-        lost.add(fault.pod)
-    return lost
-
-
-def describe_loss(ledger: RunLedger, fault: RunFault) -> str:
-    """Describe the loss of an attempt. Return an empty string if the job itself ended it.
-
-    Example:
-        >>> fault = RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL")
-        >>> describe_loss(RunLedger(pods=[], world_size=2), fault)
-        'rank 1 on pod-1 was killed by SIGKILL'
-    """
-    lost = sorted(pods_lost(ledger, fault))
-    if lost:
-        return f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost"
-    if fault.kind == "signal" and fault.message in _KILLED:
-        return f"rank {fault.rank} on {fault.pod} was {fault.message}"
-    return ""
 
 
 def replace_lost_pods(
@@ -120,7 +61,7 @@ def restart_on(
     loss: Loss,
     returned: PulledCheckpoints,
 ) -> tuple[RunContext, Event]:
-    """Prepare another attempt on the given pods, from the newest good checkpoint.
+    """Prepare the attempt of the context on the given pods, from the newest good checkpoint.
 
     Return the context of the attempt, and the event of the restart.
     """
@@ -128,8 +69,6 @@ def restart_on(
         raise RunError(context.unstartable)
     new = replace(
         context.on(links),
-        restart=context.restart + 1,
-        attempt=context.attempt + 1,
         inherited=False,
     )
     # A dead keeper may have rewritten the inputs for another number of ranks already.
@@ -168,28 +107,13 @@ def _why_fresh(saved_step: int, step: int | None, returned: PulledCheckpoints) -
 
 
 def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
-    """Remove the previous attempt's checkpoints from a pod and copy the rank logs there.
-
-    The ranks append to these logs.
-    """
+    """Remove the previous attempt's checkpoints from a pod."""
     pod = context.on_pod(link)
-    paths = context.paths
     link.ensure()
     # Otherwise the program looks for its own checkpoints, and their place is unknown.
     if resumes:
         removed = [str(path) for path in (pod.checkpoints, pod.resume, pod.stop)]
         link.run(["rm", "-rf", "--", *removed])
-    for rank in context.ranks_on(link):
-        folder = pod.rank(rank)
-        link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(folder)])
-        for stream in LOG_STREAMS:
-            here = paths.rank_log(rank, stream)
-            there = folder / f"{stream}.log"
-            if here.exists() and here.stat().st_size:
-                link.put_file(here, str(there))
-            else:
-                # Otherwise old lines on the pod would count as lines of the next attempt.
-                link.run(["rm", "-f", "--", str(there)])
 
 
 def end_earlier_ranks(context: RunContext) -> None:
@@ -224,6 +148,8 @@ class InheritedRanks:
     """Number of the attempt of the ranks."""
     restart: int
     """Number of restarts before the attempt."""
+    gone: PodGone | None = None
+    """Loss of a pod before its ranks were found again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

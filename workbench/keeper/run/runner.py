@@ -1,11 +1,13 @@
-"""Carry a run from start to result. The result is written last and marks the end of the run."""
+"""Carry a run from start to result: carry out the action of every state, and report the fact.
+
+The result is written last and marks the end of the run. `states` decides what follows a fact.
+"""
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,21 +24,22 @@ from workbench.keeper.checkpoints import (
     bring_checkpoints_back,
 )
 from workbench.keeper.decisions import RunDecisions
-from workbench.keeper.link.agent import AgentLink, stop_ranks
+from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.attempt import Attempt, AttemptDeps
 from workbench.keeper.run.outputs import PulledOutputs, bring_back, clear, output_facts
+from workbench.keeper.run.policy import AttemptEnd, Outcome
 from workbench.keeper.run.restart import (
-    Loss,
-    describe_loss,
+    InheritedRanks,
     end_earlier_ranks,
-    pods_lost,
+    inherited_ranks,
     replace_lost_pods,
     restart_on,
 )
 from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
+from workbench.keeper.run.states import Fact, Phase, State, recovered, step
 from workbench.keeper.run.uploads import CheckpointUploader
 from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
 from workbench.rundir.events import Event, EventKind
@@ -51,7 +54,7 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 # Do not wait for a pod with a longer silence, unless the run succeeded.
 _SILENT_S = 12.0
-_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_BEFORE_RANKS = (Phase.QUEUED, Phase.FINDING, Phase.ENDING, Phase.PREPARING)
 
 
 class Runner:
@@ -60,25 +63,32 @@ class Runner:
     def __init__(self, context: RunContext, around: AttemptDeps | None = None):
         self._around = around or AttemptDeps()
         self.context = context
-        """Context of the run. Replaced by `move` and after a restart."""
+        """Context of the run. Replaced by `move`, and at every attempt."""
         self._journal = self._around.journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
+        self._totals = RunTotals()
         self._requests = StopRequests()
         self._uploader = CheckpointUploader(context, self._journal.event)
         self._returned = PulledCheckpoints()
         self._brought = PulledOutputs()
         # Pods with nothing of the run left but checkpoints.
         self._emptied: set[str] = set()
-        # Restart that a dead keeper had decided and not prepared.
-        self._unfinished: Loss | None = None
-        # Event of a restart, until its pods are prepared.
-        self._restart_event: Event | None = None
-        self._attempt = self._new_attempt(rejoin=context.inherited)
+        self._state = self._first_state()
+        self._attempt = self._new_attempt()
+        self._collector = self._new_collector()
         self._started_s = now_s()
-        self._cleared = False
-        self._unbrought = False
+        # Held from the result until the pods are cleared.
         self._settling = threading.Lock()
-        self._ended = context.inherited and self.ended
+
+    def _first_state(self, counted: int = 0) -> State:
+        restarts = self.context.spec.job.restarts
+        if not self.context.inherited:
+            return State(restarts=restarts)
+        state = recovered(self.context.decided, restarts=restarts, counted=counted)
+        # The keeper died between the result and its row.
+        if self.ended and not state.phase.is_terminal:
+            return replace(state, phase=Phase.ENDED)
+        return state
 
     @property
     def ended(self) -> bool:
@@ -87,7 +97,7 @@ class Runner:
     @property
     def over(self) -> bool:
         """Whether the run has ended, also without a result on disk."""
-        return self._ended
+        return self._state.phase.is_terminal
 
     @property
     def outcome(self) -> dict[str, object]:
@@ -115,12 +125,12 @@ class Runner:
 
         A state or a result that the disk did not take is written later.
         """
-        if not self._ended or self._journal.is_late:
+        if not self.over or self._journal.is_late:
             self._journal.keep()
 
     def cancel(self) -> None:
         """Cancel the run; its state becomes cancelled. Does nothing after the end. Idempotent."""
-        if self._ended:
+        if self.over:
             return
         self._requests.cancel.set()
         self._journal.wish("cancel")
@@ -130,14 +140,24 @@ class Runner:
 
         The state becomes stopped.
         """
-        if self._ended:
+        if self.over:
             return
         self._requests.stop.set()
         self._journal.wish("stop")
-        self._attempt.stop()
+        self._forward_stop()
+
+    def _forward_stop(self) -> None:
+        """Forward a request to stop, if the phase has ranks that can be asked."""
+        can_ask = [Phase.RUNNING]
+        if self.context.spec.job.rules.stop.by == "file":
+            can_ask.append(Phase.STAGED)
+        if self._requests.stop.is_set() and self._state.phase in can_ask:
+            self._attempt.stop()
 
     def stacks(self) -> dict[int, str]:
-        return self._attempt.stacks()
+        if self._state.phase in _BEFORE_RANKS:
+            raise RunError("the ranks have not been started yet")
+        return self.context.stacks()
 
     def move(self, links: Sequence[AgentLink]) -> None:
         """Move the queued run to other pods. Do nothing if its hostfile was edited.
@@ -157,7 +177,7 @@ class Runner:
 
     def fail(self, error: Exception) -> None:
         """End the run as failed after an error in its folder or on this machine. Raises nothing."""
-        if self._attempt.begun or self.context.inherited:
+        if self._state.phase is not Phase.QUEUED:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
         self._end(
@@ -171,36 +191,52 @@ class Runner:
         if self.context.inherited:
             self._recover()
         self._journal.begin(self._started_s)
-        collector, fault = self._try_until_over()
-        fault = in_users_files(self.context.run_id, self.context.spec.job, fault)
-        with TransferProgress(
-            self.context.links, self._journal.hint, "bringing results back"
-        ) as progress:
-            self._returned = collector.finish(self._attempt.ledger.lost)
-            fault = self._bring_back(fault, progress)
+        self._collector = self._new_collector()
+        if self._state.phase is not Phase.ENDING:
+            self._collector.start()
+        self._advance(Phase.BRINGING, Phase.WRITING)
+        with self._bringing():
+            self._returned = self._collector.finish(self._attempt.ledger.lost)
+        self._advance(Phase.WRITING)
         self._store_checkpoints()
-        state, message = verdict(
-            self.context,
-            self._attempt.ledger,
-            self._attempt.live_processes,
-            fault,
-            self._returned,
-            self._brought,
-            asked_to_stop=self._requests.stop.is_set() and not self._requests.cancel.is_set(),
-        )
         with self._settling:
-            # Write the result first. Otherwise another keeper would find empty pods and train
-            # again.
-            self._write_result(state, message, fault)
-            self.context.decide(DecisionKind.ENDED, state=state, message=message)
-            self._ended = True
-            is_whole = fault is None and self._attempt.ledger.all_done
-            # The copies on the pods are the only ones while the disk does not have the files.
-            if is_whole and not self._attempt.ledger.cut and self._journal.is_synced:
-                self._clear()
-                self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
-                self.context.decide(DecisionKind.CLEARED)
-        return state
+            self._advance()
+        return RunState(self._journal.current_state[0])
+
+    def _advance(self, *until: Phase) -> None:
+        """Carry out the actions of the run's phases, until one of the given or the last phase."""
+        actions: Mapping[Phase, Callable[[], Fact]] = {
+            Phase.QUEUED: lambda: Fact(kind=Outcome.READY),
+            Phase.FINDING: partial(self._in_attempt, self._find),
+            Phase.ENDING: self._end_earlier,
+            Phase.PREPARING: self._prepare,
+            Phase.STAGED: partial(self._in_attempt, self._launch),
+            Phase.RUNNING: partial(self._in_attempt, self._follow),
+            Phase.RESTARTING: self._restart,
+            Phase.BRINGING: self._bring_back,
+            Phase.WRITING: self._write,
+            Phase.CLEARING: self._clear,
+        }
+        while self._state.phase in actions and self._state.phase not in until:
+            self._take(actions[self._state.phase]())
+
+    def _take(self, fact: Fact) -> None:
+        """Take the step of a fact: write its decision, and enter the next state."""
+        before = self._state
+        state, decision = step(before, fact)
+        self.context = replace(self.context, attempt=state.attempt, restart=state.restart)
+        logger.info("run %s is %s: attempt %d", self.context.run_id, state.phase, state.attempt)
+        if decision is not None:
+            facts = {"restart": state.restart, **fact.facts}
+            if state.loss is not None:
+                facts["loss"] = state.loss.to_facts()
+            if before.event is not None:
+                facts["event"] = {"time_s": before.event.time_s, "data": dict(before.event.data)}
+            self.context.decide(decision, **facts)
+        # A restart counts once all pods are prepared. A new keeper writes a missing event.
+        if decision is DecisionKind.STAGED and before.event is not None:
+            self._take_restart(before.event)
+        self._state = state
 
     def _store_checkpoints(self) -> None:
         """Wait for the uploads to the object store, if the job has one."""
@@ -209,172 +245,160 @@ class Runner:
             notes = self._uploader.finish(self._requests.cancel.is_set)
             self._returned = replace(self._returned, stored=notes)
 
-    def _try_until_over(self) -> tuple[CheckpointCollector, RunFault | None]:
-        """Make attempts until one is the last. Return its collector, and its fault."""
-        loss = self._unfinished
-        fault: RunFault | None = None
-        if loss is None:
-            collector, fault = self._try()
-            loss = self._loss(fault)
-        else:
-            fault = loss.fault
-            collector = self._new_collector()
-        while loss is not None:
-            try:
-                goes_on = self._prepare_restart(loss, collector)
-            except (WorkbenchError, OSError) as error:
-                fault = fault or loss.fault
-                why = f"{fault.message}; the run could not continue: {error}"
-                return collector, replace(fault, message=why)
-            if not goes_on:
-                return collector, None
-            collector, fault = self._try()
-            loss = self._loss(fault)
-        return collector, fault
+    def _in_attempt(self, part: Callable[[], Fact | RunFault | None]) -> Fact:
+        """Carry out a part of the attempt, and end an attempt that is over.
 
-    def _new_collector(self) -> CheckpointCollector:
-        return CheckpointCollector(
-            self.context,
-            lambda: self._attempt.ledger.totals.saved_step,
-            came=self._uploader.offer,
-            busy=lambda: self._uploader.busy,
+        An attempt is over when the part returns no fact, or raises an error.
+        """
+        try:
+            fact = part()
+        except Exception as error:  # Thread boundary: any failure becomes a failed run.
+            fact = self._attempt.explain(error)
+        if isinstance(fact, Fact):
+            return fact
+        context = self.context
+        fault = self._attempt.end(fact)
+        end = AttemptEnd(
+            fault=in_users_files(context.run_id, context.spec.job, fault),
+            lost=self._attempt.ledger.lost,
+            port=self._attempt.master_port,
+            has_trained=self._totals.training,
+            is_unwanted=self._unwanted,
+            time_s=now_s(),
         )
+        return Fact(end=end)
 
-    def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
-        collector = self._new_collector()
-        collector.start()
-        fault = self._attempt.run()
-        if fault is not None and self._port_was_taken(fault):
-            logger.warning(
-                "another process took port %d; once more with another", self._attempt.master_port
+    def _find(self) -> Fact:
+        self._journal.hint("a new keeper takes over from a dead keeper, and looks for the ranks")
+        context = self.context
+        try:
+            found = retry_on_exhaustion(partial(inherited_ranks, context), self._journal.hint)
+        except PodGone as error:
+            # The lost pod may answer, with ranks of an earlier attempt.
+            stop_ranks(
+                [link for link in context.links if link.pod.address == error.host], context.run_id
             )
-            totals = self._attempt.ledger.totals
-            self.context = replace(self.context, attempt=self.context.attempt + 1)
-            self._attempt = self._new_attempt()
-            self._attempt.ledger.totals = totals
-            fault = self._attempt.run()
-        return collector, fault
-
-    @property
-    def _unwanted(self) -> bool:
-        """Whether a user has asked the run to end."""
-        return self._requests.cancel.is_set() or self._requests.stop.is_set()
-
-    def _loss(self, fault: RunFault | None) -> Loss | None:
-        """Return the loss of the last attempt. Return None if no restart is due."""
-        context = self.context
-        if fault is None or self._unwanted or context.restart >= context.spec.job.restarts:
-            return None
-        # A dead keeper had copied the outputs back: the run was over.
-        if context.decided is not None and context.decided.brought:
-            return None
-        ledger = self._attempt.ledger
-        what = describe_loss(ledger, fault)
-        if not what:
-            return None
-        return Loss(
-            what=what,
-            why=fault.message,
-            pods=sorted(pods_lost(ledger, fault)),
-            lost_s=now_s(),
-        )
-
-    def _prepare_restart(self, loss: Loss, collector: CheckpointCollector) -> bool:
-        """Prepare a restart after a loss. Return False if the run is not wanted any more."""
-        context = self.context
-        totals = self._attempt.ledger.totals
-        restart = context.restart + 1
-        which = f"restart {restart} of {context.spec.job.restarts}"
-        logger.warning("run %s: %s; %s: %s", context.run_id, loss.what, which, loss.why)
-        self._journal.state(RunState.STARTING, f"{loss.what}; {which}")
-        lost = set(loss.pods)
-        if loss is self._unfinished:
-            if self._unwanted:
-                return False
-            # The decision is in the log already. Any pod may have been lost since.
-            end_earlier_ranks(context)
-            lost = {link.pod.name for link in context.links}
-        else:
-            replace(context, attempt=context.attempt + 1).decide(
-                DecisionKind.RESTARTED, restart=restart, loss=loss.to_facts()
+            # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
+            found = InheritedRanks(
+                launcher=None,
+                unwatched=False,
+                attempt=context.attempt,
+                restart=context.restart,
+                gone=error,
             )
-        returned = collector.finish(loss.pods)
-        links = replace_lost_pods(context, lost, self._requests)
-        if links is None:
-            return False
-        prepare = partial(restart_on, context, links, totals, loss, returned)
-        self.context, self._restart_event = retry_on_exhaustion(prepare, self._journal.hint)
-        self._attempt = self._new_attempt()
-        self._attempt.ledger.totals = totals
-        return True
+        if found is None:
+            return Fact(kind=Outcome.READY)
+        self.context = replace(context, attempt=found.attempt, restart=found.restart)
+        if found.attempt != context.attempt:
+            self._count_unrecorded()
+        self._attempt = self._new_attempt(found)
+        self._attempt.watch()
+        return Fact(kind=DecisionKind.STARTED, attempt=found.attempt, restart=found.restart)
 
-    def _staged(self) -> None:
-        """Record that all pods are prepared. A restart counts from now on."""
+    def _count_unrecorded(self) -> None:
+        """Count the restarts before an attempt that the log of decisions does not know."""
         context = self.context
-        event = self._restart_event
-        facts: dict[str, object] = {
-            "pods": [link.pod.name for link in context.links],
-            "restart": context.restart,
-        }
-        if event is not None:
-            facts["event"] = {"time_s": event.time_s, "data": dict(event.data)}
-        context.decide(DecisionKind.STAGED, **facts)
-        if event is not None:
-            self._take_restart(event)
-        self._restart_event = None
-
-    def _take_restart(self, event: Event) -> None:
-        self._journal.event(event)
-        self._attempt.ledger.totals.take(event)
-
-    def _adopted(self, context: RunContext) -> None:
-        """Continue with ranks of an attempt that the log of decisions does not know."""
-        self.context = context
-        totals = self._attempt.ledger.totals
         resumed = resumed_from(context.paths)
-        while len(totals.restarts) < context.restart:
+        while len(self._totals.restarts) < context.restart:
             data = {
                 "what": "a loss was not recorded, as the disk of the dead keeper was full",
-                "lost_step": totals.reached_step,
+                "lost_step": self._totals.reached_step,
                 "step": resumed.step if resumed else None,
                 "pods": len(context.links),
                 "ranks": len(context.places),
             }
             event = Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
             self._take_restart(event)
-        self._staged()
-        context.decide(DecisionKind.STARTED)
+
+    def _end_earlier(self) -> Fact:
+        end_earlier_ranks(self.context)
+        return Fact(kind=Outcome.OVER if self._unwanted else Outcome.READY)
+
+    def _prepare(self) -> Fact:
+        self._attempt = self._new_attempt()
+        return self._in_attempt(self._stage)
+
+    def _stage(self) -> Fact:
+        self._attempt.stage()
+        if self._attempt.is_unwanted:
+            return Fact()
+        pods = [link.pod.name for link in self.context.links]
+        return Fact(kind=DecisionKind.STAGED, facts={"pods": pods})
+
+    def _launch(self) -> Fact:
+        self._forward_stop()
+        self._attempt.launch()
+        return Fact(kind=DecisionKind.STARTED)
+
+    def _follow(self) -> RunFault | None:
+        # A file was written before the start of ranks, but not by a keeper that died.
+        if self.context.inherited or self.context.spec.job.rules.stop.by == "signal":
+            self._forward_stop()
+        return self._attempt.follow()
+
+    def _restart(self) -> Fact:
+        """Replace lost pods, and prepare the files of the next attempt."""
+        context = self.context
+        loss = self._state.loss
+        fault = self._state.fault
+        assert loss is not None and fault is not None
+        which = f"restart {context.restart} of {context.spec.job.restarts}"
+        logger.warning("run %s: %s; %s: %s", context.run_id, loss.what, which, loss.why)
+        self._journal.state(RunState.STARTING, f"{loss.what}; {which}")
+        try:
+            returned = self._collector.finish(loss.pods)
+            links = replace_lost_pods(context, self._state.suspects, self._requests)
+            if links is None:
+                return Fact()
+            prepare = partial(restart_on, context, links, self._totals, loss, returned)
+            self.context, event = retry_on_exhaustion(prepare, self._journal.hint)
+        except (WorkbenchError, OSError) as error:
+            why = f"{fault.message}; the run could not continue: {error}"
+            return Fact(fault=replace(fault, message=why))
+        self._collector = self._new_collector()
+        self._collector.start()
+        return Fact(kind=Outcome.READY, event=event)
+
+    def _new_collector(self) -> CheckpointCollector:
+        return CheckpointCollector(
+            self.context,
+            lambda: self._totals.saved_step,
+            came=self._uploader.offer,
+            busy=lambda: self._uploader.busy,
+        )
+
+    @property
+    def _unwanted(self) -> bool:
+        """Whether a user has asked the run to end."""
+        return self._requests.cancel.is_set() or self._requests.stop.is_set()
+
+    def _take_restart(self, event: Event) -> None:
+        self._journal.event(event)
+        self._totals.take(event)
 
     def _recover(self) -> None:
         """Continue the journal of a dead keeper, at the attempt that its log of decisions names."""
-        recovered, events = self._journal.recover(self.context.spec.job.traits.events)
-        self._started_s = recovered.started_s or self._started_s
+        decided = self.context.decided
+        recover = partial(
+            self._journal.recover,
+            self.context.spec.job.traits.events,
+            # The keeper may have died between the row of a restart and its event.
+            _events_of(decided),
+        )
+        record, events = retry_on_exhaustion(recover)
+        self._started_s = record.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}
         self._peaks.recall(events, addresses, self._journal.sampled_gib)
-        totals = RunTotals.of(events)
-        restart = len(totals.restarts)
-        attempt = self.context.attempt
-        unrecorded: Sequence[Event] = ()
-        decided = self.context.decided
-        # The keeper may have died between the run's files and its first line in the log.
-        if decided is not None and decided.attempt:
-            restart = decided.restart
-            attempt = decided.attempt
-            unrecorded = _events_of(decided)[len(totals.restarts) :]
-            if decided.loss is not None:
-                self._unfinished = Loss.read(decided.loss)
-                restart -= 1
-                attempt -= 1
-        self.context = replace(self.context, restart=restart, attempt=attempt)
-        self._attempt = self._new_attempt(rejoin=True)
-        self._attempt.ledger.totals = totals
-        # The keeper died between the line of the log and the event.
-        for event in unrecorded:
-            self._take_restart(event)
-        if recovered.wish == "cancel":
+        self._totals = RunTotals.of(events)
+        self._state = self._first_state(len(self._totals.restarts))
+        self.context = replace(
+            self.context, attempt=self._state.attempt, restart=self._state.restart
+        )
+        self._attempt = self._new_attempt()
+        if record.wish == "cancel":
             self._requests.cancel.set()
-        elif recovered.wish == "stop":
+        elif record.wish == "stop":
             self._requests.stop.set()
 
     def dry(self) -> dict[str, object]:
@@ -420,11 +444,11 @@ class Runner:
             return notes
 
     def _fetch(self) -> list[str]:
-        if not self._ended:
+        if not self.over:
             raise RunError(
                 f"run {self.context.run_id} has not ended; outputs are copied back at its end"
             )
-        if self._cleared:
+        if self._state.phase is Phase.CLEARED:
             return []
         context = self.context
         rest = [link for link in context.links if link.pod.name not in self._emptied]
@@ -445,16 +469,16 @@ class Runner:
         returned = bring_checkpoints_back(context, failed.keys())
         if failed:
             raise next(iter(failed.values()))
-        if self._unbrought:
+        if self._attempt.ledger.all_done and not self._state.is_brought:
             self._journal.mend(
                 "all ranks finished; the results were copied back later",
                 output_facts(context.paths),
             )
+            self._take(Fact(kind=DecisionKind.BROUGHT))
         else:
             self._journal.amend(
                 "the files on the pods were copied back later", output_facts(context.paths)
             )
-        self._unbrought = False
         notes = [*returned.notes, *brought.notes]
         notes += [f"{name} stays there" for name in brought.strange]
         return notes
@@ -468,70 +492,83 @@ class Runner:
         state: RunState,
         message: str,
         fault: RunFault | None,
-        what: DecisionKind = DecisionKind.ENDED,
+        kind: DecisionKind = DecisionKind.ENDED,
     ) -> None:
+        if self.over:
+            return
         # The run's folder may be stale or gone. The keeper and its log then have the result.
         with isolate_run_errors(
             self.context.run_id,
             "writing the result",
             end=lambda _: self._journal.finish_in_memory(state, message),
         ):
-            if what is DecisionKind.WITHDRAWN and self.context.inherited:
+            if kind is DecisionKind.WITHDRAWN and self.context.inherited:
                 # Ranks may have printed events that the dead keeper has not written.
-                recovered, _ = self._journal.recover(self.context.spec.job.traits.events)
-                self._started_s = recovered.started_s or self._started_s
+                record, _ = self._journal.recover(self.context.spec.job.traits.events)
+                self._started_s = record.started_s or self._started_s
             self._write_result(state, message, fault)
-        self.context.decide(what, state=state, message=message)
-        self._ended = True
+        self._take(Fact(kind=kind, facts={"state": state, "message": message}))
 
-    def _new_attempt(self, *, rejoin: bool = False) -> Attempt:
+    def _new_attempt(self, found: InheritedRanks | None = None) -> Attempt:
         return Attempt(
             self.context,
             self._journal,
             self._peaks,
             self._requests,
-            rejoin=rejoin,
-            staged=self._staged,
-            adopted=self._adopted,
+            totals=self._totals,
             around=self._around,
+            found=found,
         )
 
-    def _port_was_taken(self, fault: RunFault) -> bool:
-        """Whether another process took the port of torch's rendezvous, as named in the error."""
-        text = fault.message + fault.traceback
-        if re.search(rf"\b{self._attempt.master_port}\b", text) is None:
-            return False
-        if _PORT_TAKEN.search(text) is None:
-            return False
-        return not self._attempt.ledger.totals.training
+    def _bringing(self) -> TransferProgress:
+        return TransferProgress(self.context.links, self._journal.hint, "bringing results back")
 
-    def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
+    def _bring_back(self) -> Fact:
         context = self.context
         ledger = self._attempt.ledger
-        # Nothing of the run was started.
-        if not (self._attempt.begun or context.inherited):
-            return fault
+        fault = self._state.fault
         try:
             # Otherwise the previous keeper has already copied the results.
             if not (context.inherited and context.paths.manifest.exists()):
                 unreached = set(ledger.lost)
                 if not ledger.all_done:
                     unreached.update(ledger.silent(_SILENT_S))
-                self._brought = bring_back(context, unreached, progress.say)
-            context.decide(DecisionKind.BROUGHT)
+                with self._bringing() as progress:
+                    self._brought = bring_back(context, unreached, progress.say)
         except Exception as error:  # The run's own outcome must be written in any case.
-            logger.exception("bringing back %s", self.context.run_id)
-            self._unbrought = fault is None and self._attempt.ledger.all_done
+            logger.exception("bringing back %s", context.run_id)
             why = (
                 f"the results could not be copied back: {error}; "
                 "run.fetch() tries again while the cluster exists"
             )
             if fault is None and isinstance(error, RemoteError):
-                return replace(fault_of(context, error), message=why)
-            return fault or RunFault(kind=type(error).__name__, message=why)
-        return fault
+                fault = replace(fault_of(context, error), message=why)
+            fault = fault or RunFault(kind=type(error).__name__, message=why)
+            return Fact(fault=fault)
+        return Fact(kind=DecisionKind.BROUGHT)
 
-    def _clear(self) -> None:
+    def _write(self) -> Fact:
+        fault = self._state.fault
+        ledger = self._attempt.ledger
+        state, message = verdict(
+            self.context,
+            ledger,
+            self._attempt.live_processes,
+            fault,
+            self._returned,
+            self._brought,
+            asked_to_stop=self._requests.stop.is_set() and not self._requests.cancel.is_set(),
+        )
+        # Write the result first. Otherwise another keeper would find empty pods and train again.
+        self._write_result(state, message, fault)
+        return Fact(kind=DecisionKind.ENDED, facts={"state": state, "message": message})
+
+    def _clear(self) -> Fact:
+        ledger = self._attempt.ledger
+        is_whole = self._state.fault is None and ledger.all_done and not ledger.cut
+        # The copies on the pods are the only ones while the disk does not have the files.
+        if not (is_whole and self._journal.is_synced):
+            return Fact()
         for link in self.context.links:
             name = link.pod.name
             if name in self._brought.keeps:
@@ -540,6 +577,8 @@ class Runner:
                 folders = self.context.on_pod(link)
                 clear(link, folders, all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(name)
+        is_kept = self._keeps_checkpoints or self._brought.keeps
+        return Fact(kind=Outcome.OVER if is_kept else DecisionKind.CLEARED)
 
     def _command(self) -> str:
         if self._attempt.command is not None:
@@ -585,10 +624,10 @@ def _readable(paths: RunPaths) -> Iterator[None]:
         ) from error
 
 
-def _events_of(decided: RunDecisions) -> list[Event]:
+def _events_of(decided: RunDecisions | None) -> list[Event]:
     """Return the events of all restarts of a run in the log of decisions."""
     events = []
-    for raw in decided.events:
+    for raw in decided.events if decided is not None else ():
         time_s = number(raw.get("time_s")) or now_s()
         data = part(raw, "data")
         event = Event(time_s=time_s, rank=None, kind=EventKind.RESTARTED, data=data)

@@ -25,7 +25,6 @@ from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
 
-LOG_STREAMS = ("stdout", "stderr", "order")
 _UNPACKED_S = 600.0
 
 
@@ -191,10 +190,9 @@ def resumed_from(paths: RunPaths) -> Checkpoint | None:
 def fetch_logs(context: RunContext, link: AgentLink) -> None:
     """Fetch the logs of a pod's ranks that are longer than the local copies."""
     for rank in context.ranks_on(link):
-        for stream in LOG_STREAMS:
-            folder = context.on_pod(link).rank(rank)
-            there = str(folder / f"{stream}.log")
-            here = context.paths.rank_log(rank, stream)
+        for stream in ("stdout", "stderr", "order"):
+            there = str(context.on_pod(link).rank_log(context.restart, rank, stream))
+            here = context.paths.rank_log(context.restart, rank, stream)
             try:
                 longer = link.size(there) > here.stat().st_size
             except RemoteError:
@@ -204,7 +202,7 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
                 raise
             if longer:
                 link.get(there, here)
-                mask_file(here, context.redact)
+                mask_file(here, context.redact, context.paths.root)
 
 
 def check_hostfile(context: RunContext) -> None:

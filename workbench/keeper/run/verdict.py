@@ -1,4 +1,4 @@
-"""Decide the final state of a run and its message, and assign faults without a failed rank."""
+"""Write the final message of a run, and assign faults to pods."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.outputs import PulledOutputs, output_facts
+from workbench.keeper.run.policy import final_state
 from workbench.keeper.run.stage import resumed_from
 from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
 from workbench.pods.backends import backend_class
@@ -38,9 +39,9 @@ def verdict(
 
     `asked_to_stop`: the run was asked to stop and was not cancelled later.
     """
-    succeeded = fault is None and ledger.all_done and ledger.totals.stopped_step is None
+    state = final_state(ledger, fault, asked_to_stop=asked_to_stop)
     notes = _notes_on_the_way(context, ledger, returned, brought)
-    notes += _notes_on_the_rest(context, ledger, returned, succeeded=succeeded)
+    notes += _notes_on_the_rest(context, ledger, returned, succeeded=state is RunState.SUCCEEDED)
     if live_processes is None:
         notes.append("a pod does not answer; processes there end with the agent's lease")
     model_step = ledger.totals.model_step
@@ -48,21 +49,16 @@ def verdict(
         notes.append(f"the model was trained before: model/ has step {model_step}")
     if fault is not None:
         short = replace(fault, traceback="", others="")
-        return RunState.FAILED, "; ".join([str(short), *_killed(ledger), *notes])
+        return state, "; ".join([str(short), *_killed(ledger), *notes])
     step = ledger.totals.stopped_step
     if not ledger.all_done:
-        state = RunState.CANCELLED
-        if asked_to_stop and ledger.ranks and not ledger.forced:
-            state = RunState.STOPPED
         how = f"stopped when asked{_how_it_stopped(ledger)}"
-    elif step is not None:
-        state = RunState.STOPPED
-        how = f"stopped after step {step}"
-        if returned.steps and returned.steps[0] == step:
-            how = f"stopped after a checkpoint at step {step}"
-    else:
-        state = RunState.SUCCEEDED
+    elif step is None:
         how = "all ranks finished"
+    elif returned.steps and returned.steps[0] == step:
+        how = f"stopped after a checkpoint at step {step}"
+    else:
+        how = f"stopped after step {step}"
     return state, "; ".join([how, *notes])
 
 
@@ -219,23 +215,3 @@ def _platform_pods(context: RunContext) -> list[Pod]:
     except WorkbenchError as error:
         logger.warning("%s", error)
         return []
-
-
-def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool) -> RunFault:
-    """Build the fault for a rank that ended with its agent. `unwatched`: no keeper was running."""
-    stopped = next(rank for rank in ledger.ranks.values() if not rank.done)
-    why = "was ended together with the agent of the pod, not by the keeper of the run"
-    if unwatched:
-        why = (
-            "was ended after the death of the keeper:"
-            " no new keeper came within the lease of the pod's agent"
-        )
-        if context.restarted:
-            why = "ended with the pod when this machine was rebooted"
-    return RunFault(
-        host=stopped.pod.address,
-        pod=stopped.pod.name,
-        rank=stopped.rank,
-        kind="pod",
-        message=why,
-    )

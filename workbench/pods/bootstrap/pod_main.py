@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         return _supervise(daemon, options)
     except Stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        announce_shutdown(options.root)
+        announce_shutdown(options.root, options.leave_s)
         return _TERMINATED
     except (OSError, RuntimeError) as error:
         return _exit_message(str(error), 1)
@@ -142,6 +142,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--wait-s", type=float, required=True, help="the same before the first login"
+    )
+    parser.add_argument(
+        "--leave-s", type=float, default=LEAVE_S, help="longest time from SIGTERM to the end"
     )
     return parser.parse_args(argv)
 

@@ -7,7 +7,6 @@ Fields and paths: https://docs.cloudera.com/machine-learning/cloud/rest-api-refe
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -264,7 +263,7 @@ class CMLProject(Record):
             raise BackendError(f"Cloudera ML at {self._url} does not answer: {error}") from error
         try:
             reply: dict[str, Any] = answer.json() if answer.content else {}
-        except json.JSONDecodeError:
+        except ValueError:
             reply = {"message": answer.text[:300]}
         if answer.status_code >= 400:
             words = reply.get("message") or reply.get("error") or "it gives no reason"

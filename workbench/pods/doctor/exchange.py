@@ -144,7 +144,7 @@ def _converse(
     first = processes[0].stdout
     assert first is not None
     for line in first:  # what the login prints by itself
-        if line.endswith(marker):
+        if line.endswith(f"{marker}\n"):
             break
     opened = from_line(first.readline() or "{}")
     if "port" not in opened:
@@ -153,6 +153,8 @@ def _converse(
         _tell(process, opened)
     lines: list[Mapping[str, Any]] = []
     for line in first:
+        if marker in line:  # the program has ended
+            break
         message = from_line(line)
         lines.append(message)
         if message.get("over"):

@@ -289,8 +289,7 @@ def _ask(
     # A start-up file may start another shell, which would run the lines of a program on stdin.
     argv = ["sh", "-c", start, "sh", python, "-c", far_end_script(), json.dumps(request)]
     listens = f"{remote_helper.LISTENS}\n".encode()
-    last = remote_helper.ANSWER.encode()
-    done = connection.run(argv, stdin=listens, timeout_s=timeout_s, last=last)
+    done = connection.run(argv, stdin=listens, timeout_s=timeout_s)
     for line in done.stdout.splitlines():
         if line.startswith(remote_helper.ANSWER):
             answer: dict[str, object] = json.loads(line.removeprefix(remote_helper.ANSWER))

@@ -161,7 +161,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
         super().__init__(**given)
 
     def check(self, context: Mapping[str, Any]) -> None:
-        """Refuse a server or a proxy that is no URL, and a user that users lacks."""
+        """Refuse a server or a proxy that is no URL, and a user that is missing or another's."""
         server, proxy = getattr(self, "host", ""), getattr(self, "proxy", None)
         if not server.startswith(_WEB):
             raise ValueError(
@@ -176,6 +176,12 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
         user = context.get("user")
         if user and self._user is None:
             raise ValueError(f"the context names the user {user}, and users has no such entry")
+        for key in ("as", "as-uid", "as-groups", "as-user-extra"):
+            if user and self._user.safe_get(key):
+                raise ValueError(
+                    f"the user {user} has {key}, and the client impersonates no account; write a"
+                    " user with the token or the login helper of the account itself"
+                )
 
     def _load_auth_provider_token(self) -> str | None:
         if "auth-provider" not in self._user:

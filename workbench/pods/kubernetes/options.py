@@ -19,6 +19,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]{0,252})/(?P<key>[A-Za-z0-9._-]{1,253})")
 _PAGES = re.compile(r"[1-9][0-9]*[KMG]i")
 _CAPABILITY = re.compile(r"[A-Z][A-Z_]*")
+_BESIDES_S = 5.0  # of the notice: until the pod has ended
 _OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/")
 
 
@@ -178,6 +179,16 @@ class KubernetesOptions(PlaceOptions):
     """The image's Python that has torch and DeepSpeed. Default `python3`."""
     deadline_s: Annotated[Positive, Unit("s")] = 86_400
     """Seconds after which Kubernetes ends every pod in any case. Default a day."""
+    notice_s: Annotated[
+        int, Field(ge=10, le=86_400), Unit("s"), Allowed("a whole number from 10 to 86400")
+    ] = 30
+    """Time between the notice to a pod that Kubernetes ends and the end, in seconds
+    (`terminationGracePeriodSeconds`). The ranks have 5 s less for a checkpoint. Default 30."""
+
+    @property
+    def leave_s(self) -> float:
+        """Seconds of the notice that ranks have for a checkpoint."""
+        return self.notice_s - _BESIDES_S
 
     @property
     def sources(self) -> Mapping[str, tuple[str, str]]:

@@ -369,11 +369,16 @@ class Session:
         if self._forward:
             pod = self._forwarded(index, pod)
         versions = {**pod.versions, "workbench": VERSION}
-        limit_s = float(self._objects.options.connect_timeout_s)
+        options = self._objects.options
+        limit_s = float(options.connect_timeout_s)
         if self._forward and not self._pods:
             self._forwards[-1].check(limit_s)
         self._pods[index] = replace(
-            pod, versions=versions, connect_timeout_s=limit_s, ends_s=status.end_of(seen)
+            pod,
+            versions=versions,
+            connect_timeout_s=limit_s,
+            ends_s=status.end_of(seen),
+            leave_s=options.leave_s,
         )
 
     def _exit_message(self, index: int, words: str) -> str:

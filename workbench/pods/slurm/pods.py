@@ -225,7 +225,10 @@ class SlurmPods(Place):
         with contextlib.suppress(BackendError):  # the next look asks again
             found = commands.jobs([number]).get(number)
             ends_s = found.ends_s if found is not None else None
-        return [replace(pod, connect_timeout_s=limit_s, ends_s=ends_s) for pod in came]
+        leave_s = self.notice_s - _BESIDES_S
+        return [
+            replace(pod, connect_timeout_s=limit_s, ends_s=ends_s, leave_s=leave_s) for pod in came
+        ]
 
     def _submit(
         self,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.base.errors import RemoteError
-from workbench.pods.ssh.login import NoCommand, Opening, why_no_command
+from workbench.pods.ssh.login import NoCommand, Output, why_no_command
 
 _AFTER_EXIT_S = 0.5
 _LINGERS_S = 10.0
+_TRAPS_S = 2.0
 _STDERR_KEPT_BYTES = 65_536
 _READ_BYTES = 65_536
 _SHOWN_LETTERS = 100
@@ -61,11 +63,11 @@ class Channel(Protocol):
 class RemoteStream:
     """A command on a pod with open stdin and stdout. A thread may read while another writes."""
 
-    def __init__(self, channel: Channel, host: str, command: str, marker: bytes = b"") -> None:
+    def __init__(self, channel: Channel, host: str, command: str, marker: bytes) -> None:
         self.host = host
         self.command = command
         self.channel = channel
-        self.opening = Opening(marker)
+        self.answer = Output(marker)
         self._stderr = bytearray()
 
     def write(self, data: bytes) -> None:
@@ -77,23 +79,24 @@ class RemoteStream:
     def read(self, timeout_s: float | None) -> bytes:
         """Return some bytes of its stdout, none at the end. TimeoutError: it wrote none in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        while self.answer.exit_code is None:
             self._drain_stderr()
             if self.channel.has_output() or self.channel.at_end:
                 data = self.channel.output()
-                own = self.opening.strip(data)
+                own = self.answer.strip(data)
                 if own:
                     return own
                 if data:
                     continue
                 # Without an exit code the connection was lost.
-                if not self.opening.is_over and self.wait(_AFTER_EXIT_S) not in (None, -1):
+                if not self.answer.has_started and self.wait(_AFTER_EXIT_S) not in (None, -1):
                     raise ConnectionError(str(self.no_command()))
                 return b""
             left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
             if left_s < 0:
                 raise TimeoutError(f"{_short(self.command)} on {self.host} wrote nothing in time")
             self.channel.await_output(left_s)
+        return b""
 
     @property
     def stderr(self) -> str:
@@ -103,7 +106,10 @@ class RemoteStream:
     @property
     def exit_code(self) -> int | None:
         """Exit code; -1 after a signal or a lost connection; None while the command runs."""
-        return self.channel.exit_code
+        if self.answer.exit_code is not None:
+            return self.answer.exit_code
+        code = self.channel.exit_code
+        return -1 if code is not None and self.answer.has_started else code
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end and return its exit code; None if it still runs."""
@@ -111,10 +117,14 @@ class RemoteStream:
         return self.exit_code
 
     def close(self) -> None:
-        """Close the channel.
+        """End the command's stdin, give the login a moment for its traps, and close the channel.
 
-        The remote command sees the end of its stdin and is not killed. Idempotent.
+        The command is not killed. Idempotent.
         """
+        if not self.channel.is_lost:
+            with contextlib.suppress(OSError):  # the command has ended
+                self.channel.end_input()
+            self.channel.await_end(_TRAPS_S)
         self.channel.close()
 
     def _drain_stderr(self) -> None:
@@ -131,8 +141,10 @@ class RemoteStream:
         text = f"{_short(self.command)} on {self.host} {what}" + (
             f"; it wrote: {words[-500:]}" if words else ""
         )
-        if not self.opening.is_over:
-            text += f"; the login had not started it, and printed {self.opening.words!r}"
+        if not self.answer.has_started:
+            text += f"; the login had not started the command, and printed {self.answer.words!r}"
+        elif self.answer.words and self.answer.exit_code is not None:
+            text += f"; the login then printed {self.answer.words!r}"
         return RemoteError(
             text, host=self.host, command=self.command, exit_code=self.exit_code, stderr=words
         )
@@ -141,7 +153,7 @@ class RemoteStream:
         """Make the error for a login that ended before it started the command."""
         code = self.exit_code
         return NoCommand(
-            why_no_command(self.host, code, self.stderr.strip() or self.opening.words),
+            why_no_command(self.host, code, self.stderr.strip() or self.answer.words),
             host=self.host,
             command=self.command,
             exit_code=code,
@@ -158,17 +170,17 @@ def _short(command: str) -> str:
 
 
 class Lingers(TimeoutError):
-    """The command has printed its last line, and its output stays open."""
+    """The command has ended, and the login has not."""
 
 
-def complete(stream: RemoteStream, stdin: bytes, deadline: float, last: bytes = b"") -> Completed:
-    """Feed and drain a command until it ends. `last`: the beginning of its last line, if known."""
+def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
+    """Feed and drain a command until its login ends: a trap of the login is not cut."""
     channel = stream.channel
     pending = memoryview(stdin)
     output = bytearray()
     errors = bytearray()
     exited_s: float | None = None
-    printed_s: float | None = None
+    ended_s: float | None = None
     if not pending:
         channel.end_input()
     while True:
@@ -177,7 +189,7 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float, last: bytes = 
         has_ended = channel.exit_code is not None and channel.at_end
         errors += channel.errors()
         while channel.has_output():
-            output += stream.opening.strip(channel.output())
+            output += stream.answer.strip(channel.output())
         if pending and channel.takes_input():
             pending = pending[_send(channel, bytes(pending[:_READ_BYTES])) :]
             if not pending:
@@ -188,30 +200,26 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float, last: bytes = 
             exited_s = exited_s or now
         if has_ended or (exited_s is not None and now - exited_s > _AFTER_EXIT_S):
             break
-        if printed_s is None and _has_line(output, last):
-            printed_s = now
+        if ended_s is None and stream.answer.exit_code is not None:
+            ended_s = now
             deadline = min(deadline, now + _LINGERS_S)
         if now > deadline:
             stream._keep(bytes(errors))
-            raise Lingers if printed_s else TimeoutError
+            raise Lingers if ended_s else TimeoutError
         channel.await_output(0.02 if pending or exited_s else 0.25)
-    exit_code = channel.exit_code
+    exit_code = stream.exit_code
     assert exit_code is not None
     stream._keep(bytes(errors))
     if exit_code == -1 and channel.is_lost:
         raise ConnectionError("the connection was lost")
-    if not stream.opening.is_over and exit_code != -1:
+    if not stream.answer.has_started and exit_code != -1:
         raise stream.no_command()
     return Completed(
         exit_code=exit_code,
         stdout=output.decode(errors="backslashreplace"),
         stderr=errors.decode(errors="backslashreplace"),
-        login_s=stream.opening.took_s,
+        login_s=stream.answer.took_s,
     )
-
-
-def _has_line(output: bytes | bytearray, beginning: bytes) -> bool:
-    return bool(beginning) and beginning in output and output.endswith(b"\n")
 
 
 def _send(channel: Channel, data: bytes) -> int:

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from workbench.base.errors import PodError, RemoteError
 from workbench.pods.pod import Pod
@@ -52,7 +52,7 @@ class MasterLine:
         for channel in channels:
             channel.close()
 
-    def start(self, words: Sequence[str], _sessions: int) -> Channel:
+    def start(self, words: Sequence[str]) -> Channel:
         if not self.is_open:
             raise RemoteError(
                 f"the connection to {self._pod.name} ({self._pod.address}) is closed",
@@ -63,12 +63,6 @@ class MasterLine:
             self._channels = [each for each in self._channels if not each.is_closed]
             self._channels.append(channel)
         return channel
-
-    def size(self, _remote: str | PurePosixPath) -> None:
-        return None
-
-    def read(self, _remote: str | PurePosixPath) -> None:
-        return None
 
 
 class ChildChannel:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -27,7 +26,7 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import LARGE, far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, Lingers, RemoteStream, complete
 from workbench.pods.ssh.child import MasterLine
-from workbench.pods.ssh.direct import DirectLine, few_sessions, where
+from workbench.pods.ssh.direct import SESSIONS, DirectLine, few_sessions, where
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.login import marked
 
@@ -35,10 +34,9 @@ _STEP_S = 30.0
 _FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
 _SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
-_KILLED = 128 + signal.SIGKILL  # the code of a login shell such as dash, which waits for a command
 _DONE = {"take": "written", "holds": "read", "size": "read"}
-_SESSIONS = 3  # of a connection at a time: the agent's, a large file's and a command's
 _SESSIONS_S = 40.0
+_READS_S = 5.0
 _REFUSED = "Session open refused"
 
 
@@ -86,19 +84,17 @@ class SSHConnection:
         """Close the connection; remote commands are not killed. Idempotent."""
         self._line.close()
 
-    def run(
-        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0, last: bytes = b""
-    ) -> Completed:
-        """Run a command to its end. `last`: the beginning of its last line, if known.
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
+        """Run a command to its end.
 
         The time of a slow login, once known, is added to the limit.
         """
         stream = self.stream(argv)
         try:
-            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s, last)
+            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s)
             if done.exit_code == -1 and _REFUSED in done.stderr:
-                raise few_sessions(self.pod, _SESSIONS, _REFUSED)
-            if not stream.opening.is_over:
+                raise few_sessions(self.pod, _REFUSED)
+            if not stream.answer.has_started:
                 raise stream.no_command()
             self._login_s = done.login_s
             return done
@@ -120,36 +116,37 @@ class SSHConnection:
         if "\0" in command:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
         words, marker = marked(argv)
-        channel = self._line.start(words, _SESSIONS)
+        channel = self._line.start(words)
         return RemoteStream(channel, self.pod.address, command, marker)
 
     def check_sessions(self) -> None:
         """Refuse a host whose daemon allows fewer sessions at a time than a run needs."""
         opened: list[RemoteStream] = []
         try:
-            for _ in range(_SESSIONS):
-                stream = self.stream(["sh", "-c", "echo; sleep 2"])
-                opened.append(stream)
-                stream.channel.end_input()
-            deadline = time.monotonic() + _SESSIONS_S
+            for _ in range(SESSIONS):
+                opened.append(self.stream(["cat"]))
+            began_s = time.monotonic()
             for stream in opened:
                 # A login that runs no command is named by the first command.
-                while not stream.opening.is_over and stream.exit_code is None:
+                while not stream.answer.has_started and stream.exit_code is None:
                     if stream.channel.has_output():
-                        stream.opening.strip(stream.channel.output())
+                        stream.answer.strip(stream.channel.output())
                     if stream.channel.at_end:
                         stream.wait(1.0)
                         break
-                    if time.monotonic() > deadline:
+                    took_s = time.monotonic() - began_s
+                    if took_s > _READS_S:  # a start-up file may read
+                        stream.channel.end_input()
+                    if took_s > _SESSIONS_S:
                         raise RemoteError(
                             f"the login started no command in {_SESSIONS_S:g} s and printed"
-                            f" {stream.opening.words!r}: look in the start-up files for a waiting"
+                            f" {stream.answer.words!r}: look in the start-up files for a waiting"
                             " command",
                             host=self.pod.address,
                         )
                     stream.channel.await_output(0.25)
                 if _REFUSED in stream.stderr:
-                    raise few_sessions(self.pod, _SESSIONS, _REFUSED)
+                    raise few_sessions(self.pod, _REFUSED)
         except OSError as error:
             raise RemoteError(
                 f"the first commands of the connection fail: {error}",
@@ -160,9 +157,6 @@ class SSHConnection:
                 stream.close()
 
     def size(self, remote: str | PurePosixPath) -> int:
-        size = self._line.size(remote)
-        if size is not None:
-            return size
         answer = self._ask_far_end(["size", str(remote)])
         return whole(answer.get("size")) or 0
 
@@ -186,21 +180,34 @@ class SSHConnection:
         answer = self._ask_far_end(words)
         return text(answer.get("stamp"))
 
-    def get(self, remote: str | PurePosixPath, local: Path) -> None:
-        """Fetch a small file, replacing what is there; missing folders are made."""
-        data = self._line.read(remote)
+    def get(self, remote: str | PurePosixPath, local: Path) -> bool:
+        """Fetch a small file, replacing what is there; missing folders are made.
+
+        Return False for a file of `LARGE` bytes or more, which is not fetched.
+        """
+        data = self._read(remote)
         if data is None:
-            data = self._read_by_far_end(remote)
+            return False
         with full_disk_named(local.parent, len(data)):
             gate.make_folders(local.parent, local.parent)
         write_bytes(local, data)
+        return True
 
-    def _read_by_far_end(self, remote: str | PurePosixPath) -> bytes:
+    def _read(self, remote: str | PurePosixPath) -> bytes | None:
         stream = self.stream(far_end_argv(self.pod.python or "python3", "send", str(remote), "0"))
         come = bytearray()
+        header = b""
+        size = 0
         try:
             while piece := stream.read(_FILE_S):
                 come += piece
+                if not header and b"\n" in come:
+                    header = bytes(come.partition(b"\n")[0])
+                    facts = far_end_answer(header, self.pod.name, self.pod.address)
+                    size = whole(facts.get("size")) or 0
+                    if size >= LARGE:
+                        stream.channel.close()  # a trap of the login is cut
+                        return None
                 if len(come) > 2 * LARGE:
                     raise ValueError(f"more than {2 * LARGE} bytes came")
         except (OSError, ValueError) as error:
@@ -209,9 +216,7 @@ class SSHConnection:
             stream.close()
         if not come:
             raise stream.error("ended without an answer")
-        header, _, rest = come.partition(b"\n")
-        facts = far_end_answer(bytes(header), self.pod.name, self.pod.address)
-        size = whole(facts.get("size")) or 0
+        rest = come[len(header) + 1 :]
         end = far_end_answer(bytes(rest[size:]), self.pod.name, self.pod.address)
         data = bytes(rest[:size])
         if end.get("sha256") != hashlib.sha256(data).hexdigest():
@@ -226,7 +231,7 @@ class SSHConnection:
         timeout_s = _FILE_S + len(data) / _SLOWEST_PER_S
         for _ in range(_KILLED_AT_MOST):  # killing it kills no run: the command can be repeated
             done = self.run(argv, data, timeout_s=timeout_s)
-            killed = done.exit_code < 0 or done.exit_code == _KILLED
+            killed = done.exit_code < 0
             if not killed:
                 break
         if not done.stdout.strip():

@@ -1,16 +1,14 @@
-"""A login of paramiko's to a pod, with SFTP: the keeper's way to pods of the package's own.
+"""A login of paramiko's to a pod: the keeper's way to pods of the package's own.
 
 Keep-alives reveal a dead peer to no caller (faults.md, 9): set a deadline for every wait.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import select
-import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 import paramiko
 
@@ -18,13 +16,12 @@ from workbench.base.errors import RemoteError
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.channel import Channel
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.login import line_of, to_bytes
+from workbench.pods.ssh.login import to_bytes
 from workbench.pods.ssh.transport import Destination, reach
 
-logger = logging.getLogger(__name__)
-_REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
-_WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 _KEEPALIVE_S = 5
+SESSIONS = 3
+"""Sessions of a connection at a time: the agent's, a large file's and a command's."""
 _READ_BYTES = 65_536
 
 
@@ -35,9 +32,6 @@ class DirectLine:
         self.timeout_s = timeout_s
         self._pod = pod
         self._identity = identity
-        self._lock = threading.RLock()
-        self._sftp: paramiko.SFTPClient | None = None
-        self._lacks_sftp = False
         self._transport: paramiko.Transport | None = None
         self._hop: paramiko.Transport | None = None
 
@@ -47,7 +41,6 @@ class DirectLine:
 
     def open(self) -> None:
         """Connect, check the host key, log in."""
-        self._lacks_sftp = False
         if self._pod.jump is not None:
             hop = self._jump(self._pod.jump)
             self._hop = reach(hop, self.timeout_s)
@@ -61,21 +54,16 @@ class DirectLine:
                 transport.set_keepalive(_KEEPALIVE_S)
 
     def close(self) -> None:
-        with self._lock:
-            if self._sftp is not None:
-                self._sftp.close()
-                self._sftp = None
         for transport in (self._transport, self._hop):
             if transport is not None:
                 transport.close()
         self._transport = None
         self._hop = None
 
-    def start(self, words: Sequence[str], sessions: int) -> Channel:
-        """Start a command; `sessions`: number for a run at a time, for the error."""
+    def start(self, words: Sequence[str]) -> Channel:
         try:
-            channel = self._session(sessions)
-            channel.exec_command(to_bytes(line_of(words)))
+            channel = self._session()
+            channel.exec_command(to_bytes(shlex.join(words)))
         except (OSError, EOFError, paramiko.SSHException) as error:
             # paramiko's words for a refusal, while the connection stands.
             is_refused = "Channel closed" in str(error) and self.is_open
@@ -86,66 +74,7 @@ class DirectLine:
             ) from error
         return _DirectChannel(channel)
 
-    def size(self, remote: str | PurePosixPath) -> int | None:
-        """Return the size of a file; None for a host without SFTP."""
-        with self._client("look at", remote) as client:
-            return None if client is None else client.stat(str(remote)).st_size or 0
-
-    def read(self, remote: str | PurePosixPath) -> bytes | None:
-        """Return the content of a file; None for a host without SFTP."""
-        with self._client("read", remote) as client:
-            if client is None:
-                return None
-            with client.open(str(remote), "rb") as source:
-                size = source.stat().st_size or 0
-                pieces = [
-                    (at, min(_REQUEST_BYTES, size - at)) for at in range(0, size, _REQUEST_BYTES)
-                ]
-                # Only the requests of a window are under way at a time.
-                answers: list[bytes] = []
-                for at in range(0, len(pieces), _WINDOW):
-                    window = pieces[at : at + _WINDOW]
-                    answers.extend(source.readv(window))
-                data = b"".join(answers)
-                if len(data) != size:
-                    raise OSError(f"{len(data)} of {size} bytes came")
-            return data
-
-    @contextlib.contextmanager
-    def _client(
-        self, verb: str, remote: str | PurePosixPath
-    ) -> Iterator[paramiko.SFTPClient | None]:
-        """Give the SFTP client, or None for a host without SFTP."""
-        with self._lock:
-            try:
-                if self._sftp is None or self._sftp.sock.closed:
-                    self._sftp = self._open_sftp()
-                yield self._sftp
-            except RemoteError:
-                raise
-            # paramiko raises OSError, EOFError, SSHException and its own.
-            except Exception as error:
-                why = error or type(error).__name__
-                words = f"cannot {verb} {remote} on {self._pod.address}: {why}"
-                raise RemoteError(words, host=self._pod.address) from error
-
-    def _open_sftp(self) -> paramiko.SFTPClient | None:
-        """Start SFTP. A hardened host has none, and a start-up file that prints damages SFTP."""
-        if self._lacks_sftp:
-            return None
-        channel = self._session()
-        try:
-            channel.invoke_subsystem("sftp")
-            return paramiko.SFTPClient(channel)
-        except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as error:
-            channel.close()
-            if not self.is_open:
-                raise
-            logger.info("%s has no SFTP: %s", self._pod.name, error)
-            self._lacks_sftp = True
-            return None
-
-    def _session(self, sessions: int = 1) -> paramiko.Channel:
+    def _session(self) -> paramiko.Channel:
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(
                 f"the connection to {self._pod.name} ({where(self._pod)}) is closed",
@@ -154,7 +83,7 @@ class DirectLine:
         try:
             channel = self._transport.open_session(timeout=self.timeout_s)
         except paramiko.ChannelException as error:
-            raise few_sessions(self._pod, sessions, error.text) from error
+            raise few_sessions(self._pod, error.text) from error
         channel.settimeout(self.timeout_s)
         return channel
 
@@ -246,11 +175,11 @@ def where(pod: Pod) -> str:
     return f"{pod.ssh_address or pod.address}:{pod.ssh_port}"
 
 
-def few_sessions(pod: Pod, needed: int, why: str) -> RemoteError:
+def few_sessions(pod: Pod, why: str) -> RemoteError:
     """Make the error for a daemon that opens no further session in a connection."""
     return RemoteError(
         f"the sshd of {pod.name} ({where(pod)}) opens no further session in the"
-        f" connection: {why}. A run needs {needed}: set MaxSessions 10 in its"
+        f" connection: {why}. A run needs {SESSIONS}: set MaxSessions 10 in its"
         " sshd_config",
         host=pod.address,
     )

@@ -22,7 +22,7 @@ from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity, nameless
-from workbench.pods.ssh.login import line_of, marked, why_no_command
+from workbench.pods.ssh.login import Output, marked, why_no_command
 
 
 def ssh_argv(
@@ -36,7 +36,7 @@ def ssh_argv(
         path = child_environment()["PYTHONPATH"]
         client = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", entries.SSH]
         return [*client, str(identity.folder), json.dumps(pod.to_dict()), *command]
-    remote = [line_of(command)] if command else []
+    remote = [shlex.join(command)] if command else []
     config = str(identity.ssh_config)
     return ["ssh", *options, "-F", config, "--", check_address(pod.address), *remote]
 
@@ -119,7 +119,7 @@ def start_ssh(
 ) -> tuple[subprocess.Popen[str], str]:
     """Start a command on a pod, with pipes on its streams. Return it with its marker.
 
-    The marker is the line of standard output before the command's own.
+    The marker alone is the line before the command's output. The last line begins with it.
     """
     words, marker = marked(command)
     quick = [] if connect_s is None else ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
@@ -172,12 +172,13 @@ def run_over_openssh(
             ended_s=time.time(),
         )
     code = process.returncode
-    before, has_started, out = out.partition(marker)
-    if not has_started and code != _SSH_FAILED:
-        words = why_no_command(pod.address, code, words.strip() or before)
+    answer = Output(marker.encode())
+    out = answer.strip(out.encode()).decode()
+    if not answer.has_started and code != _SSH_FAILED:
+        words = why_no_command(pod.address, code, words.strip() or answer.words)
     return CommandResult(
-        reached=code != _SSH_FAILED,
-        exit_code=code,
+        reached=answer.has_started or code != _SSH_FAILED,
+        exit_code=code if answer.exit_code is None else answer.exit_code,
         out=out,
         words=words.strip(),
         began_s=began_s,

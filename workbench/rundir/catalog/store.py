@@ -99,7 +99,7 @@ def find_all(
         try:
             with os.scandir(place) as entries:
                 inside = list(entries)
-        except OSError:
+        except (OSError, ValueError):  # A path with a NUL is no folder.
             continue
         names = {entry.name for entry in inside}
         if _RUN_FILE in names:

@@ -273,8 +273,6 @@ class MemoryBook:
         return "resident"
 
     def take(self, event: Event) -> None:
-        if event.late:  # a point of the past; the sums over ranks are of now
-            return
         if event.kind == EventKind.MEMORY and event.rank is not None:
             self._rank(event.rank, event)
 
@@ -373,7 +371,7 @@ class ScalarWriter:
         scalars = scalars_of(event)
         # Every rank has tags of its own for its memory. Other tags are of all ranks, and another
         # rank may be a step behind.
-        late = event.late or (event.kind != EventKind.MEMORY and event.rank not in (None, 0))
+        late = event.kind != EventKind.MEMORY and event.rank not in (None, 0)
         if event.kind == EventKind.STEP and not late:
             self._trainings.take(step, scalars)
         by_training: dict[int, dict[str, float]] = {}

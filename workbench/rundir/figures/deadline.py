@@ -19,7 +19,7 @@ from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
-from workbench.rundir.totals import Progress, TotalsTail
+from workbench.rundir.totals import Progress, RunTotals, TotalsTail
 
 _LOOKED_AT = 50
 """Number of earlier runs that are compared with a submitted job."""
@@ -57,33 +57,60 @@ def early_end(progress: Progress, saved_step: int, ends_s: float | None, now_s: 
     return f"{ends}{steps}, before this run with {duration(left_s)} left; {last}. {_ADVICE}"
 
 
-def too_late(spec: RunSpec, own: RunPaths, runs: Path, ends_s: float, now_s: float) -> str:
-    """Return that the same job takes longer than the pods last, by an earlier run, or nothing."""
+def said_at_submit(
+    spec: RunSpec, own: RunPaths, runs: Path, pods: Sequence[Pod], now_s: float
+) -> list[str]:
+    """Return what the ends of the pods mean for a job, by an earlier run of the same job."""
+    ends_s = end_of(pods)
+    leave_s = min((pod.leave_s for pod in pods if pod.leave_s is not None), default=None)
+    if ends_s is None and leave_s is None:
+        return []
+    took_s, saved_in_s, name = _earlier_run(spec, own, runs)
+    words = []
+    if ends_s is not None:
+        ends = f"the pods end at {moment(ends_s, _MOMENT)}, in {duration(ends_s - now_s)}"
+        if took_s is None:
+            words.append(f"{ends}; the pace of the run is unknown until its first steps")
+        elif now_s + took_s >= ends_s:
+            takes = f"the same job takes {duration(took_s)} at the pace of {name}"
+            words.append(f"{ends}, and {takes}. {_ADVICE}")
+    if leave_s is not None and saved_in_s is not None and saved_in_s > leave_s:
+        words.append(
+            f"a checkpoint of this job took {duration(saved_in_s)} in {name}, and pods have"
+            f" {duration(leave_s)} for a checkpoint when the platform ends them. Start a cluster"
+            " with a longer notice_s"
+        )
+    return words
+
+
+def _earlier_run(
+    spec: RunSpec, own: RunPaths, runs: Path
+) -> tuple[float | None, float | None, str]:
+    """Return the time of all steps of the last run of a job, of its last checkpoint, and its name.
+
+    None: there was no such run, or it has no pace or no checkpoint.
+    """
     newest_first = sorted(find_runs(runs), key=lambda each: each.root.name, reverse=True)
     for paths in newest_first[:_LOOKED_AT]:
         if paths.root == own.root or not result_file(paths).exists():
             continue
-        took_s = None
         # A run of another version or with damaged files is no measure.
         with suppress(WorkbenchError, ValueError):
-            if _work_of(RunSpec.load(paths.spec, of_run=True)) == _work_of(spec):
-                result = ResultRecord.load(paths.root)
-                took_s = _whole_time_s(result, paths)
-        if took_s is not None:
-            if now_s + took_s < ends_s:
-                return ""
-            return (
-                f"the pods end at {moment(ends_s, _MOMENT)}, in {duration(ends_s - now_s)}, and the"
-                f" same job takes {duration(took_s)} at the pace of {paths.root.name}. {_ADVICE}"
-            )
-    return ""
+            if _work_of(RunSpec.load(paths.spec, of_run=True)) != _work_of(spec):
+                continue
+            result = ResultRecord.load(paths.root)
+            totals = TotalsTail(paths.events).read()
+            took_s = _whole_time_s(result, totals)
+            if took_s is not None:
+                return took_s, totals.saved_in_s, paths.root.name
+    return None, None, ""
 
 
-def _whole_time_s(result: ResultRecord, paths: RunPaths) -> float | None:
+def _whole_time_s(result: ResultRecord, totals: RunTotals) -> float | None:
     """Return the time of all steps of a run, at its pace if it was not finished. None: no pace."""
     if result.state is RunState.SUCCEEDED or result.duration_s is None:
         return result.duration_s
-    progress = TotalsTail(paths.events).read().progress(result.state, "")
+    progress = totals.progress(result.state, "")
     if not progress.step or not progress.max_steps:
         return None
     first = result.resumed_step or 0

@@ -34,31 +34,21 @@ class Evaluations:
         """Keep the figures of an event; the figures of other names stay."""
         step = event.whole("step")
         loss = event.number(_LOSS)
-        if step == 0 and loss is not None and not (event.late and self.first_loss is not None):
+        if step == 0 and loss is not None:
             self.first_loss = loss
-        self._keep(_LOSS, step, loss, late=event.late)
-        if step and not event.late:
+        self._keep(_LOSS, step, loss)
+        if step:
             self._facts = facts_in(event)
         metrics = part(event.data, "metrics")
         for name in numbers_of(metrics):
-            self._keep(name, step, number(metrics[name]), late=event.late)
-        if event.late:
-            return
+            self._keep(name, step, number(metrics[name]))
         # A value that is not finite leaves no older value in its place.
         for name, value in metrics.items():
             if isinstance(value, float) and not math.isfinite(value):
                 self._last.pop(str(name), None)
 
-    def take_first(self, event: Event) -> None:
-        """Keep the loss before the first step, of an event whose other figures are outdated."""
-        if event.whole("step") == 0 and self.first_loss is None:
-            self.first_loss = event.number(_LOSS)
-
-    def _keep(self, name: str, step: int | None, value: float | None, *, late: bool) -> None:
+    def _keep(self, name: str, step: int | None, value: float | None) -> None:
         if value is None:
-            return
-        before = self._last.get(name)
-        if late and before is not None and (before.step or 0) >= (step or 0):
             return
         # The name moves to the end: the names that were reported last are kept.
         self._last.pop(name, None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from workbench.base.files import gate, open_record, read_json
 from workbench.base.json_values import Json, items, parts, text, whole
 from workbench.base.words import counted, short_list
+from workbench.rundir.output.attempts import attempts_in, rank_logs
 from workbench.rundir.paths import RunPaths
 
 _MOST_BYTES = 4 << 20  # of a rank's log
@@ -167,22 +168,22 @@ def communication(paths: RunPaths) -> list[str]:
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the copied dumps of the recorder, by rank."""
     dumps = []
-    for path in _logs(paths, "flight-*.json"):
+    paths_of: Sequence[Path] = []
+    with contextlib.suppress(OSError):  # not readable, or too many names
+        paths_of = gate.files_in(paths.logs, "flight-*.json", paths.root)
+    for path in paths_of:
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():
             dumps.append((int(rank), path))
     return dumps
 
 
-def _logs(paths: RunPaths, pattern: str) -> Sequence[Path]:
-    try:
-        return gate.files_in(paths.logs, pattern, paths.root)
-    except OSError:  # not readable, or too many names
-        return []
-
-
 def _printed(paths: RunPaths) -> Iterator[str]:
-    for path in _logs(paths, "rank-*.std*.log"):
+    logs: list[tuple[int, Path]] = []
+    with contextlib.suppress(OSError):  # not readable, or too many names
+        for attempt in attempts_in(paths)[-1:]:
+            logs += rank_logs(paths, attempt, "std*")
+    for _, path in logs:
         # `open_record` refuses a link in place of the log.
         with contextlib.suppress(OSError), open_record(path, paths.root) as log:
             printed = log.read(_MOST_BYTES).decode(errors="replace")

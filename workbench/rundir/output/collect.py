@@ -17,10 +17,11 @@ from typing import BinaryIO
 
 from workbench.base.files import gate
 from workbench.base.files.disk import is_full
-from workbench.base.files.gate import open_to_write
+from workbench.base.files.gate import make_folders, open_to_write
+from workbench.base.process import rank_log
 from workbench.base.redact import Redactor
 from workbench.rundir.events import MARK, STATE_EVENTS, Event
-from workbench.rundir.output.cutter import EventCutter, blocks_of
+from workbench.rundir.output.cutter import EventCutter, LineSplitter
 from workbench.rundir.paths import RunPaths
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ class Collector:
     Bytes that cannot be written locally stay on the pod. Events are read at once. The collector
     asks for the bytes again until the local copy is complete.
 
-    Every event has the number of the attempt, and its own number in the output of its rank.
-    Another collector of the same output gives the same numbers.
+    Every event has the number of the attempt, and its offset in the output of its rank. Another
+    collector of the same output returns the same.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class Collector:
         self._files: dict[str, Path] = {}
         self._ranks: dict[str, int] = {}  # only standard output has events
         for rank in ranks:
-            self._ranks[f"rank-{rank}/stdout.log"] = rank
+            self._ranks[rank_log(attempt, rank, "stdout")] = rank
             for stream in ("stdout", "stderr", "order"):
-                name = f"rank-{rank}/{stream}.log"
-                self._files[name] = paths.rank_log(rank, stream)
+                name = rank_log(attempt, rank, stream)
+                self._files[name] = paths.logs / name
         self._root = paths.root
         self._redact = redact or Redactor()
         self._states = states  # the state events that its ranks may send
@@ -95,17 +96,19 @@ class Collector:
     def _begin(self, name: str) -> None:
         """Continue a local copy where the copy ends. Raise OSError on failure."""
         path = self._files[name]
+        make_folders(path.parent, self._root)
         descriptor = self._open(path)
         os.close(descriptor)
         end = path.stat().st_size
-        unfinished = _unfinished(_end_of(path))
+        last = gate.read_end(path, self._root, _END_BYTES)
         rank = self._ranks.get(name)
         if rank is not None:
-            cutter = EventCutter(rank, self._attempt, self._states, self._redact.json)
-            for block in blocks_of(path, self._root):
-                cutter.skip(block)
-            self._cutters[name] = cutter
-        self._unfinished[name] = unfinished
+            _, _, line = last.rpartition(b"\n")
+            lines = LineSplitter(end - len(line), line)
+            self._cutters[name] = EventCutter(
+                rank, self._attempt, self._states, self._redact.json, lines=lines
+            )
+        self._unfinished[name] = _unfinished(last)
         self._ends[name] = end
         self._seen[name] = end
         self.offsets[name] = end
@@ -236,10 +239,13 @@ def _why_cut(path: Path, error: OSError) -> str:
     return f"{path} cannot be written ({reason})"
 
 
-def mask_file(path: Path, redact: Redactor) -> None:
-    """Mask the secrets in a log that another program has written."""
+def mask_file(path: Path, redact: Redactor, root: Path | None = None) -> None:
+    """Mask the secrets in a log that another program has written.
+
+    `root` is the run directory. Default: the folder above the log's folder.
+    """
     with suppress(FileNotFoundError):
-        descriptor = open_to_write(path, os.O_RDWR, path.parent.parent)
+        descriptor = open_to_write(path, os.O_RDWR, root or path.parent.parent)
         with os.fdopen(descriptor, "r+b") as log:
             _mask(log, redact)
 
@@ -254,10 +260,6 @@ def _mask(log: BinaryIO, redact: Redactor) -> None:
         log.write(masked)
         unfinished = _unfinished(text)
         begin += len(text) - len(unfinished)
-
-
-def _end_of(path: Path) -> bytes:
-    return gate.read_end(path, path.parent.parent, _END_BYTES)
 
 
 def _unfinished(text: bytes) -> bytes:

@@ -6,13 +6,15 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from workbench.base.files import open_record
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK
+from workbench.rundir.output.attempts import attempts_in
 from workbench.rundir.paths import RunPaths
 
 _T = TypeVar("_T")
@@ -20,38 +22,70 @@ _T = TypeVar("_T")
 _WINDOW_BYTES = 64 << 10
 # Maximum distance of the first read, if event lines fill the window.
 _FURTHEST_BYTES = 1 << 20
-_MOST_BYTES = 64 << 20  # maximum distance of the last lines from the end
+_MOST_BYTES = 8 << 20  # of a record of the order, which an agent ends at 4 MiB
 _ENOUGH_LINES = 60
 _KEPT_LINES = 400
 _LONGEST_LINE = 2000
 _TURN = re.compile(rb"^(stdout|stderr) (\d{1,19})$", re.MULTILINE)
 
 
-def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
-    """Return the last `most` lines of a run's log, without event lines and blank lines.
+def read_logs(
+    paths: RunPaths, rank: int, streams: Sequence[str], most: int | None, limit: int
+) -> tuple[dict[int, list[str]], int]:
+    """Read the last lines of a rank, without event lines and blank lines.
 
-    None: all lines. A log that is not there yet has no lines.
+    Raise OSError for a log that cannot be read. A log that is not there yet has no lines.
+
+    Args:
+        paths: Run directory.
+        rank: Number of the rank.
+        streams: Names of streams. The lines of several are in order of arrival where recorded.
+        most: Number of lines. None: all lines.
+        limit: Number of bytes to read.
+
+    Returns:
+        The lines by attempt, oldest first, and the number of older bytes beyond the limit.
     """
-    return [line for _, line in _lines_with_ends(path, root, most)]
+    by_attempt: dict[int, list[str]] = {}
+    left_out = 0
+    for attempt in reversed(attempts_in(paths)):
+        wanted = None if most is None else most - sum(map(len, by_attempt.values()))
+        if wanted is not None and wanted <= 0:
+            break
+        logs: dict[str, list[tuple[int, str]]] = {name: [] for name in streams}
+        # Of two attempts, the older one is left out first.
+        limit = 0 if left_out else limit
+        files = {name: paths.rank_log(attempt, rank, name) for name in streams}
+        # The smallest stream first: the unused part of its share goes to the others.
+        for number, name in enumerate(sorted(streams, key=lambda name: _size(files[name]))):
+            share = limit // (len(streams) - number)
+            logs[name], read, unread = _lines_with_ends(files[name], paths.root, wanted, share)
+            limit -= read
+            left_out += unread
+        turns = _turns(paths.rank_log(attempt, rank, "order"), paths.root)
+        by_attempt[attempt] = _last(_merged(logs, turns), wanted)
+    return dict(reversed(by_attempt.items())), left_out
 
 
-def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
-    """Return the last lines of both streams of a rank, in order of arrival where recorded."""
-    logs = {}
-    for name in ("stdout", "stderr"):
-        log = paths.rank_log(rank, name)
-        logs[name] = _lines_with_ends(log, paths.root, most)
-    turns = _turns(paths.rank_log(rank, "order"), paths.root)
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _merged(
+    logs: Mapping[str, list[tuple[int, str]]], turns: Sequence[tuple[str, int]]
+) -> list[str]:
+    """Join the lines of streams by their turns. Lines without a recorded order come last."""
     merged: list[str] = []
     for name, end in turns:
-        lines = logs[name]
+        lines = logs.get(name, [])
         count = bisect_right(lines, end, key=lambda line: line[0])
         merged += [line for _, line in lines[:count]]
         del lines[:count]
-    # Lines without a recorded order come last.
     for lines in logs.values():
         merged += [line for _, line in lines]
-    return _last(merged, most)
+    return merged
 
 
 def _last(lines: list[_T], most: int | None) -> list[_T]:
@@ -72,15 +106,19 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
     return [(stream.decode(), int(end)) for stream, end in turns]
 
 
-def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
-    furthest = None if most is None else _MOST_BYTES
+def _lines_with_ends(
+    path: Path, root: Path, most: int | None, limit: int
+) -> tuple[list[tuple[int, str]], int, int]:
+    """Return the last lines with their ends, the bytes read, and the bytes beyond the limit."""
     lines: list[tuple[int, str]] = []
+    start, data = 0, b""
     try:
         file = open_record(path, within=root)
     except FileNotFoundError:  # a log is made with its first line
-        return lines
+        return lines, 0, 0
+    is_enough = False
     with file:
-        for start, data in _ends(file, furthest):
+        for start, data in _ends(file, limit):
             lines = []
             end = start
             pieces = data.split(b"\n")
@@ -89,29 +127,25 @@ def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int
                 # The first line of a later start may be incomplete.
                 if number == 0 and start > 0:
                     continue
-                line = part.decode("utf-8", "replace")
+                line = _drawn(part).decode("utf-8", "replace")
                 if line and not line.startswith(MARK):
                     lines.append((end, line))
-            if most is not None and len(lines) >= most:
+            is_enough = most is not None and len(lines) >= most
+            if is_enough:
                 break
-    return _last(lines, most)
+    return _last(lines, most), len(data), 0 if is_enough else start
 
 
-def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield growing ends of a file with their start, up to `furthest` bytes.
-
-    None: the whole file.
-    """
+def _ends(file: BinaryIO, furthest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield growing ends of a file with their start, up to `furthest` bytes."""
     size = file.seek(0, os.SEEK_END)
     back = _WINDOW_BYTES
     while True:
-        start = 0
-        if furthest is not None:
-            start = max(0, size - back)
+        start = max(0, size - min(back, furthest))
         file.seek(start)
         data = file.read(size - start)
         yield start, data
-        if furthest is None or start == 0 or back >= furthest:
+        if start == 0 or back >= furthest:
             return
         back *= 4
 
@@ -139,6 +173,10 @@ class LogLines:
             while data := file.read(_WINDOW_BYTES):
                 self._offset += len(data)
                 *lines, self._pending = (self._pending + data).split(b"\n")
+                if len(self._pending) > _WINDOW_BYTES:
+                    # Only the last state of a progress bar counts.
+                    begin = self._pending.rstrip(b"\r").rfind(b"\r") + 1
+                    self._pending = self._pending[begin:]
                 if len(self._pending) > _WINDOW_BYTES:  # a line without end comes in pieces
                     lines.append(self._pending)
                     self._pending = b""
@@ -150,7 +188,7 @@ class LogLines:
 
 def _printed(lines: Iterable[bytes]) -> Iterator[str]:
     for line in lines:
-        text = line.decode("utf-8", "replace")
+        text = _drawn(line).decode("utf-8", "replace")
         if text and not text.startswith(MARK):
             yield text
 
@@ -158,8 +196,9 @@ def _printed(lines: Iterable[bytes]) -> Iterator[str]:
 class LogTail:
     """Keep the last lines of a log, without the event lines among them."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, root: Path):
         self._path = path
+        self._root = root
         self._offset: int | None = None
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._pending = b""
@@ -181,7 +220,7 @@ class LogTail:
             size = self._path.stat().st_size
             if size == (self._offset or 0):
                 return False
-            with open_record(self._path, within=self._path.parent.parent) as file:
+            with open_record(self._path, within=self._root) as file:
                 if self._offset is None:
                     self._first_look(file)
                 else:
@@ -220,9 +259,13 @@ class LogTail:
                 self._kept.append(text)
 
 
-def _shown(line: bytes) -> str:
-    r"""Decode a line as a terminal does: a carriage return restarts the line."""
+def _drawn(line: bytes) -> bytes:
+    """Return a line as a terminal shows it: a carriage return restarts the line."""
     _, _, last_drawn = line.rstrip(b"\r").rpartition(b"\r")
-    shortened = last_drawn[:_LONGEST_LINE]
+    return last_drawn
+
+
+def _shown(line: bytes) -> str:
+    shortened = _drawn(line)[:_LONGEST_LINE]
     text = shortened.decode("utf-8", errors="replace")
     return mask_secrets(text.rstrip())

@@ -25,7 +25,6 @@ from workbench.rundir.register.store import Registration, close_store, create_st
 
 logger = logging.getLogger(__name__)
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger
-_LIVE_PHASES = ("starting", "ready", "closing", "lost")
 _REMEDY = "The folder is only shown. Start a cluster with another path"
 
 

@@ -39,6 +39,7 @@ def export_model(
     max_shard_size: int | str,
 ) -> dict[str, object]:
     """Write a whole model with its configurations and tokenizer. `dtype` None: unchanged."""
+    older_form.check_one_table(loaded.model)
     one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
     weights = dict(one.named_parameters())
     with _whole(target, weights) as part:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.base.errors import ConfigError
+
 CONFIG = "config.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
@@ -70,6 +72,23 @@ def set_ties(config: Any, model: Any) -> None:
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if getattr(part, "tie_word_embeddings", False):
             part.tie_word_embeddings = False
+
+
+def check_one_table(model: Any) -> None:
+    """Raise ConfigError for embeddings apart in a kind of model that shares a table.
+
+    transformers 4 reads a single table for encoder and decoder, and drops the others.
+    """
+    shared = getattr(model.base_model, "shared", None)
+    if shared is None:
+        return
+    for name, part in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
+        if part.get_input_embeddings().weight is not shared.weight:
+            raise ConfigError(
+                f"the {name}'s embeddings differ from the shared embeddings, and transformers 4 "
+                "reads a single table: the exported model would be another model there. Use the "
+                "run's own folder, out/model, with transformers 5"
+            )
 
 
 def add_older_keys(folder: Path) -> None:

@@ -155,7 +155,7 @@ def _refusals(name: str) -> Iterator[None]:
             raise
         raise ConfigError(
             f"transformers cannot convert the weights of model {name!r}; the table LOAD REPORT in "
-            "logs/rank-0.stderr.log names them. Copy the folder again, or save the model with "
+            "run.logs(stream='stderr') names them. Copy the folder again, or save the model with "
             "another version of transformers"
         ) from error
 

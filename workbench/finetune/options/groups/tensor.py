@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import whole
-from workbench.finetune.options.groups.plans import check_plan, known_plan
 from workbench.finetune.options.groups.shared import (
     check_causal,
     check_heads,
@@ -63,10 +62,6 @@ def check_tensor_at_submit(job: FineTuneOptions) -> None:
     if not config:
         return
     check_model(config, job.tensor_parallel)
-    kind = str(config.get("model_type"))
-    plan = known_plan(kind)
-    if plan is not None:
-        check_plan(kind, plan)
 
 
 def check_pod(job: FineTuneOptions, on_pod: int) -> None:

@@ -12,7 +12,7 @@ and the gradient of a `colwise` layer's input in the backward pass
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,9 +26,25 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.options.groups.plans import COLUMNS, ROWS, SUMMED, check_plan
 from workbench.finetune.options.groups.tensor import check_model
 
+_COLUMNS = "colwise"
+_ROWS = "rowwise"
+_SUMMED = "replicated_with_grad_allreduce"
+"""Style of a whole weight that reads the rank's part of the activations, such as a norm of heads.
+
+The gradients of the ranks add up.
+"""
+_WHOLE = (
+    "colwise_gather_output",
+    "colwise_rep",
+    "embedding_colwise",
+    "embedding_rowwise",
+    "replicate",
+    "rowwise_rep",
+    "rowwise_split_input",
+)
+"""Styles with whole inputs and whole outputs. Their weights stay whole."""
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -68,15 +84,30 @@ def styles_of(model: Any) -> dict[str, str]:
     """
     kind = model.config.model_type
     plan = model.tp_plan or {}
-    check_plan(kind, plan)
+    _check_plan(kind, plan)
     styles = {}
     for name, _ in model.named_modules():
         style = plan.get(_NUMBER.sub(".*", name))
-        if style in (COLUMNS, ROWS, SUMMED):
+        if style in (_COLUMNS, _ROWS, _SUMMED):
             styles[name] = style
     # The names of a plan may fit no module.
-    check_plan(kind, styles)
+    _check_plan(kind, styles)
     return styles
+
+
+def _check_plan(kind: str, plan: Mapping[str, str]) -> None:
+    """Raise ConfigError if a plan cuts no layer of a model, or cuts layers in an unknown way."""
+    unknown = set(plan.values()) - {_COLUMNS, _ROWS, _SUMMED, *_WHOLE}
+    if unknown:
+        raise ConfigError(
+            f"tensor_parallel does not know how to cut a {kind!r}: its plan in transformers has "
+            f"{', '.join(sorted(unknown))}. Drop tensor_parallel, or use 'zero3' or 'fsdp' instead"
+        )
+    if not {_COLUMNS, _ROWS} & set(plan.values()):
+        raise ConfigError(
+            f"transformers has no plan to cut the layers of a {kind!r}. Drop tensor_parallel, or "
+            "use 'zero3' or 'fsdp' instead"
+        )
 
 
 class TensorParallel:
@@ -103,7 +134,7 @@ class TensorParallel:
         self._summed: list[nn.Parameter] = []
         for name, style in styles.items():
             module = model.get_submodule(name)
-            if style == SUMMED:
+            if style == _SUMMED:
                 self._summed += module.parameters()
             else:
                 self._share(module, style, name)
@@ -116,7 +147,7 @@ class TensorParallel:
             if cut is None:
                 continue
             # The inner side of an adapter, of few numbers, stays whole.
-            style, adapters = (COLUMNS, module.lora_B) if cut.dim == 0 else (ROWS, module.lora_A)
+            style, adapters = (_COLUMNS, module.lora_B) if cut.dim == 0 else (_ROWS, module.lora_A)
             for name, layer in adapters.items():
                 self._share(layer, style, name)
         for parameter in self._summed:
@@ -131,7 +162,7 @@ class TensorParallel:
                 f"tensor_parallel cuts linear layers, and {name} is a {type(layer).__name__}. "
                 "Drop tensor_parallel"
             )
-        if style == COLUMNS:
+        if style == _COLUMNS:
             self._cut(layer.weight, 0, name)
             if layer.bias is not None:
                 self._cut(layer.bias, 0, name)

@@ -12,6 +12,8 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from workbench.agent.rank.phases import phase
+
 _NOT_STARTED = "did not start, and gets no reports"
 _BEGINS = ("on_init_end", "on_train_begin")
 _CALLS = {"on_init_end": "start", "on_train_begin": "start", "on_train_end": "end"}
@@ -20,6 +22,8 @@ _LONG_S = 30.0
 """Seconds of a slow start, save or end; some seconds are usual."""
 _WAITED_S = 3.0
 """Seconds of slow calls in all from which the user is told."""
+_REST = 20.0
+"""A report that fails after some time is followed by a pause, this many times as long."""
 
 
 def guarded_trackers(names: Iterable[str], note: Callable[[str], None]) -> list[TrackerCalls]:
@@ -52,27 +56,38 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self._has_failed = False
         self._is_off = False
         self._waited_s = 0.0
+        self._rests_until_s = 0.0
         for event in dir(TrainerCallback):
             if event.startswith("on_"):
                 setattr(self, event, partial(self._call, event))
 
     def _call(self, event: str, args: Any, state: Any, control: Any, **options: Any) -> None:
-        if self._is_off:
-            return
         begin_s = time.monotonic()
+        if self._is_off or (event == "on_log" and begin_s < self._rests_until_s):
+            return
+        if event == "on_train_begin":
+            phase(f"starting the tracker {self._name}")
         try:
             getattr(self._tracker, event)(args, state, control, **options)
         # The code of others may raise anything, and must not lose the training.
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=sys.stderr)
-            self._failed(event, state.global_step, f"{type(error).__name__}: {error}")
-        lasted_s = time.monotonic() - begin_s
-        if event == "on_log" or lasted_s >= _LONG_S:
-            call = _CALLS.get(event, f"report of step {state.global_step}")
-            self._timed(lasted_s, call)
+            took_s = time.monotonic() - begin_s
+            if took_s >= _SLOW_S:
+                self._rests_until_s = begin_s + _REST * took_s
+            self._failed(event, state.global_step, f"{type(error).__name__}: {error}", took_s)
+        else:
+            lasted_s = time.monotonic() - begin_s
+            if event == "on_log" or lasted_s >= _LONG_S:
+                call = _CALLS.get(event, f"report of step {state.global_step}")
+                self._timed(lasted_s, call)
+        if event == "on_train_begin":
+            phase("training")
 
-    def _failed(self, event: str, step: int, words: str) -> None:
+    def _failed(self, event: str, step: int, words: str, took_s: float) -> None:
         what = f"did not take step {step}"
+        if took_s >= _SLOW_S:
+            what += f" in {took_s:.1f} s, and gets fewer reports"
         if event in _BEGINS:
             # A tracker without a run of its own would try to start at every report.
             self._is_off = True

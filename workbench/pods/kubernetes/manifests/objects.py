@@ -47,8 +47,6 @@ _ACCOUNT_MOUNT: Manifest = {
     "subPath": "passwd",
     "readOnly": True,
 }
-# From SIGTERM to SIGKILL. Without a rank that writes a checkpoint, a pod ends at once.
-_GRACE_S = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +205,7 @@ class ClusterObjects:
             "subdomain": self.base,
             "restartPolicy": "Never",
             "activeDeadlineSeconds": int(options.deadline_s),
-            "terminationGracePeriodSeconds": _GRACE_S,
+            "terminationGracePeriodSeconds": options.notice_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": podspec.pod_security(options),
@@ -232,6 +230,7 @@ class ClusterObjects:
             "--slots": self.spec.slots,
             "--lease-s": self.lease_s,
             "--wait-s": self.wait_s,
+            "--leave-s": options.leave_s,
         }
         args: list[str] = []
         for name, value in flags.items():

@@ -32,6 +32,7 @@ _OPTIONS = {
     "runAsUser": "run_as_user",
     "serviceAccountName": "service_account",
     "shm": "shm_gib",
+    "terminationGracePeriodSeconds": "notice_s",
 }
 """Options of `KubernetesPods` by a word in the path of their field."""
 _RESOURCES = ".resources."

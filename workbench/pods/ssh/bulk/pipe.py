@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from workbench.pods.ssh.login import NoCommand, Opening, why_no_command
+from workbench.pods.ssh.login import NoCommand, Output, why_no_command
 
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
 _SILENCE_S = (
@@ -32,11 +32,11 @@ class Broken(Exception):  # none of the tree's: it never leaves this room
 
 
 class Pipe:
-    """A running command; it is killed when the context is left."""
+    """A running command. Leaving the context gives it a moment to end, then kills it."""
 
-    def __init__(self, argv: Sequence[str], marker: bytes = b"", host: str = "") -> None:
+    def __init__(self, argv: Sequence[str], marker: bytes, host: str) -> None:
         """`marker`: as in `marked`, for a command through a login on `host`."""
-        self._opening = Opening(marker)
+        self._answer = Output(marker)
         self._host = host
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on the way out
         self._process = subprocess.Popen(
@@ -61,12 +61,17 @@ class Pipe:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a trap of the login is not cut
+            process.wait(_END_S)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        self._errors.close()
 
     def readline(self) -> bytes:
         """Return a line without its end; raise Broken for an overlong or endless line."""
@@ -79,7 +84,7 @@ class Pipe:
             if not ready:
                 raise Broken(f"no whole line came for {_HASHED_S:.0f} s")
             try:
-                self._spare += self._opening.strip(self._receive(_SILENCE_S))
+                self._spare += self._receive(_SILENCE_S)
             except ConnectionError as error:
                 raise Broken(str(error)) from error
         line, _, self._spare = self._spare.partition(b"\n")
@@ -87,8 +92,8 @@ class Pipe:
 
     def read(self, most: int) -> bytes:
         """Return what has come, at least a byte."""
-        if not self._spare:
-            return self._receive(_SILENCE_S, most)
+        while not self._spare:
+            self._spare = self._receive(_SILENCE_S, most)
         data = self._spare[:most]
         self._spare = self._spare[most:]
         return data
@@ -110,9 +115,10 @@ class Pipe:
         if not ready:
             raise Broken(f"nothing came for {limit_s:.0f} s")
         data = os.read(self._out, most)
-        if not data:
+        own = self._answer.strip(data)
+        if not data or (self._answer.exit_code is not None and not own):
             raise self._ended()
-        return data
+        return own
 
     def _ended(self) -> Broken:
         with contextlib.suppress(subprocess.TimeoutExpired):  # its streams close before it ends
@@ -121,8 +127,8 @@ class Pipe:
         code = self._process.wait()
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="replace").strip()
-        if not self._opening.is_over and 0 <= code <= _SIGNALS:
-            words = why_no_command(self._host, code, errors or self._opening.words)
+        if not self._answer.has_started and 0 <= code <= _SIGNALS:
+            words = why_no_command(self._host, code, errors or self._answer.words)
             raise NoCommand(words, host=self._host, exit_code=code, stderr=errors)
         why = errors[-_WORDS:] or f"it ended with {code}"
         return Broken(f"the line broke: {why}")

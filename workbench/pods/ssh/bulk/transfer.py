@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,8 +60,6 @@ class SshRoute:
     python: str
     command: Callable[[Sequence[str]], list[str]]
     """Returns the local argument list that runs a command on the pod."""
-    by_hand: Callable[[str], str] = field(default=lambda _path: "")
-    """Returns the line by which a person can fetch a file there; empty where there is none."""
     patience_s: float = 120.0
     """Seconds without a new byte before the transfer is given up. A broken connection is reopened
     until then."""
@@ -85,17 +82,12 @@ def route_to(
     def command(argv: Sequence[str]) -> list[str]:
         return ssh_argv(pod, identity, argv, options)
 
-    def by_hand(path: str) -> str:
-        source = f"{pod.address}:{path}"
-        return shlex.join(["scp", "-F", str(identity.ssh_config), "-r", source, "."])
-
     python = pod.python or "python3"
     return SshRoute(
         name=pod.name,
         host=pod.address,
         python=python,
         command=command,
-        by_hand=by_hand,
         patience_s=patience_s,
         reason_gone=reason_gone,
     )
@@ -288,14 +280,11 @@ class _Tries:
                 time.sleep(pause_s)
 
     def _given_up(self, error: Broken) -> RemoteError:
-        line = self.route.by_hand(self.remote)
-        hand = f", or by hand while the pod is up: {line}" if line else ""
         return RemoteError(
             f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after"
             f" {self.count} tries, and none"
             f" came for {self.route.patience_s:.0f} s ({error}); {self.where}, and the next try"
-            " resumes there"
-            f"{hand}",
+            " resumes there",
             host=self.route.host,
         )
 

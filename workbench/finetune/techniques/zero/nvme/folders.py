@@ -49,7 +49,7 @@ def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     try:
-        with _builds_told():
+        with _builds_reported():
             AsyncIOBuilder().load(verbose=False)
     except (ImportError, OSError, RuntimeError) as error:
         raise ConfigError(
@@ -84,7 +84,7 @@ def _claim(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _builds_told() -> Iterator[None]:
+def _builds_reported() -> Iterator[None]:
     """Report repeatedly that an op is being compiled, here or by another rank, for some minutes."""
     over = threading.Event()
 

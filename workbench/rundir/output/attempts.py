@@ -1,0 +1,35 @@
+"""Find the logs of a run's attempts. Every attempt has a folder of logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.base.files import gate
+from workbench.rundir.paths import RunPaths
+
+
+def attempts_in(paths: RunPaths) -> list[int]:
+    """Return the numbers of the attempts with a folder of logs, in order.
+
+    Raise OSError for a folder of logs that cannot be read.
+    """
+    names: list[str] = []
+    with suppress(FileNotFoundError):  # the keeper makes the folder
+        names = [folder.name for folder in gate.folders_in(paths.logs, "attempt-*", paths.root)]
+    numbers = [name.removeprefix("attempt-") for name in names]
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def rank_logs(paths: RunPaths, attempt: int, stream: str) -> Iterator[tuple[int, Path]]:
+    """Yield the logs of an attempt, with the rank. `stream` is a pattern of names.
+
+    Raise OSError for a folder that cannot be read.
+    """
+    folder = paths.rank_log(attempt, 0, stream).parent
+    for log in gate.files_in(folder, f"rank-*.{stream}.log", paths.root):
+        name, _, _ = log.name.partition(".")
+        rank = name.removeprefix("rank-")
+        if rank.isdecimal():
+            yield int(rank), log
