@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -21,7 +21,7 @@ from workbench.benchmark.row import Outcome
 from workbench.display.kit.doc import to_html, to_text
 from workbench.display.records.plan import plan_doc
 from workbench.finetune.plan.table import Fit, Measured, PlanRow, PlanTable
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
+from workbench.finetune.techniques.registry import TechniqueName
 from workbench.finetune.techniques.sizes import Memory
 from workbench.rundir.paths import ClusterPaths
 
@@ -106,7 +106,7 @@ def test_without_a_technique_that_fits_nothing_runs(
     assert "rows/s" not in to_text(plan_doc(table))
 
 
-@pytest.mark.parametrize("technique", TECHNIQUE_NAMES)
+@pytest.mark.parametrize("technique", get_args(TechniqueName))
 def test_the_short_job_trains_like_the_job_and_does_nothing_besides(technique: str) -> None:
     job = FineTune(
         technique="zero1",

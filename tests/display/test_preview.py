@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,7 +13,7 @@ from workbench.display.compose.preview import preview_of
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.setting import request_of
 from workbench.finetune.plan.tracing import remember
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
+from workbench.finetune.techniques.registry import TechniqueName
 from workbench.jobs.launcher import Launcher
 from workbench.pods.hostfile import Hostfile
 
@@ -115,7 +116,7 @@ def test_the_command_names_every_rank_or_the_hostfile(launcher: Launcher) -> Non
         assert "CLUSTER/runs/RUN/hostfile" in command
 
 
-@pytest.mark.parametrize("technique", TECHNIQUE_NAMES)
+@pytest.mark.parametrize("technique", get_args(TechniqueName))
 def test_every_technique_has_a_preview(technique: str) -> None:
     assert preview_of(Composition(technique=technique)).problems == {}
 

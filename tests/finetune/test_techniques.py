@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
@@ -14,9 +15,9 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.registry import (
-    TECHNIQUE_NAMES,
     TECHNIQUES,
     YARDSTICK,
+    TechniqueName,
     by_preference,
     find_technique,
     has_recipe,
@@ -57,7 +58,11 @@ def test_a_class_without_a_member_fails_when_it_is_made() -> None:
 
 def test_the_registry_and_the_names_of_options_agree() -> None:
     option = next(option for option in FineTune.options() if option.name == "technique")
-    assert [technique.name for technique in TECHNIQUES] == [*option.choices] == [*TECHNIQUE_NAMES]
+    assert (
+        [technique.name for technique in TECHNIQUES]
+        == [*option.choices]
+        == [*get_args(TechniqueName)]
+    )
     assert len({technique.preference for technique in TECHNIQUES}) == len(TECHNIQUES)
     assert all(technique.description.endswith(".") for technique in TECHNIQUES)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from tests.fakes.runloop import Fate, Plan, SimLink, SimPod, SimQueue, SimRank, Simulation, SimWatch
-from tests.keeper.test_keeper_deaths import FATES, KILLED, PLACES, act_of, checked, script
+from tests.fakes.runloop import Fate, SimLink, SimPod, SimQueue, SimRank, Simulation, SimWatch
+from tests.keeper.test_keeper_deaths import KILLED, checked, live, ways_to_live
 from workbench.base.process import rank_log
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.watch.pod import PodReport
@@ -124,32 +122,9 @@ LOST = [[Fate(4.0), replace(KILLED, after_s=3.0)], [Fate(4.0), Fate(6.0)]]
 @example(restarts=1, fates=LOST, dies={"after line restarted": 1}, acts=[])
 @example(restarts=1, fates=LOST, dies={"after line staged": 2, "before start": 2}, acts=[])
 @example(restarts=2, fates=LOST, dies={"before event": 1}, acts=[(9.0, "vanish", 0)])
-@given(
-    restarts=st.integers(0, 2),
-    fates=st.lists(st.lists(FATES, min_size=2, max_size=2), min_size=1, max_size=3),
-    dies=st.dictionaries(st.sampled_from(PLACES), st.integers(1, 4), max_size=4),
-    acts=st.lists(
-        st.tuples(
-            st.floats(0.0, 40.0),
-            st.sampled_from(["vanish", "lose_agent", "cancel"]),
-            st.integers(0, 1),
-        ),
-        max_size=3,
-    ),
-)
-def test_the_record_has_each_event_once_and_in_order_and_no_log_is_sent(
-    restarts: int,
-    fates: Sequence[Sequence[Fate]],
-    dies: Mapping[str, int],
-    acts: Sequence[tuple[float, str, int]],
-) -> None:
+@given(**ways_to_live("vanish", "lose_agent", "cancel"))
+def test_the_record_has_each_event_once_and_in_order_and_no_log_is_sent(**life: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plans = [Plan(fates=dict(enumerate(each))) for each in fates]
-        sim = Talkative(Path(folder), script(restarts=restarts), plans)
-        runner = sim.submitted()
-        sim.dies_at = dict(dies)
-        for after_s, name, pod in acts:
-            sim.at(after_s, act_of(sim, name, pod, runner))
-        state = sim.live_through(runner)
+        sim, state = live(Talkative, folder, **life)
         checked(sim, state)
         check_record(sim, state)

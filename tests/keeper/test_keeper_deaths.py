@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -277,38 +277,49 @@ FATES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    restarts=st.integers(0, 2),
-    fates=st.lists(st.lists(FATES, min_size=2, max_size=2), min_size=1, max_size=3),
-    dies=st.dictionaries(st.sampled_from(PLACES), st.integers(1, 4), max_size=4),
-    acts=st.lists(
-        st.tuples(
-            st.floats(0.0, 40.0),
-            st.sampled_from(["vanish", "lose_agent", "cancel", "stop"]),
-            st.integers(0, 1),
+def ways_to_live(*acts: str) -> dict[str, st.SearchStrategy[Any]]:
+    """Arguments of `live`: restarts, ends of ranks, deaths of keepers, and what else happens."""
+    return {
+        "restarts": st.integers(0, 2),
+        "fates": st.lists(st.lists(FATES, min_size=2, max_size=2), min_size=1, max_size=3),
+        "dies": st.dictionaries(st.sampled_from(PLACES), st.integers(1, 4), max_size=4),
+        "acts": st.lists(
+            st.tuples(st.floats(0.0, 40.0), st.sampled_from(acts), st.integers(0, 1)), max_size=3
         ),
-        max_size=3,
-    ),
-)
-def test_any_deaths_and_losses_train_no_run_twice(
+    }
+
+
+_S = TypeVar("_S", bound=Simulation)
+
+
+def live(
+    kind: type[_S],
+    folder: str,
+    *,
     restarts: int,
     fates: Sequence[Sequence[Fate]],
     dies: Mapping[str, int],
     acts: Sequence[tuple[float, str, int]],
-) -> None:
+) -> tuple[_S, str]:
+    """Live through a run; return its simulation and its final state."""
+    plans = [Plan(fates=dict(enumerate(each))) for each in fates]
+    sim = kind(Path(folder), script(restarts=restarts), plans)
+    runner = sim.submitted()
+    sim.dies_at = dict(dies)
+    for after_s, name, pod in acts:
+        sim.at(after_s, act_of(sim, name, pod, runner))
+    return sim, sim.live_through(runner)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(**ways_to_live("vanish", "lose_agent", "cancel", "stop"))
+def test_any_deaths_and_losses_train_no_run_twice(**life: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plans = [Plan(fates=dict(enumerate(each))) for each in fates]
-        sim = Simulation(Path(folder), script(restarts=restarts), plans)
-        runner = sim.submitted()
-        sim.dies_at = dict(dies)
-        for after_s, name, pod in acts:
-            sim.at(after_s, act_of(sim, name, pod, runner))
-        state = sim.live_through(runner)
+        sim, state = live(Simulation, folder, **life)
         result = checked(sim, state)
         assert state in ("succeeded", "failed", "cancelled", "stopped")
         claimed = len(result.get("restarts") or ())
-        assert claimed <= restarts
+        assert claimed <= life["restarts"]
         # A restart is claimed once its pods are prepared; its start may then fail.
         assert len(sim.trained) - 1 <= claimed or not sim.trained
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -13,7 +13,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.export.recipe import repeats
 from workbench.finetune.methods.method import Method
-from workbench.finetune.methods.registry import METHOD_NAMES, METHODS, method_of
+from workbench.finetune.methods.registry import METHODS, MethodName, method_of
 from workbench.finetune.options.evaluation import best_metric
 from workbench.rundir.figures.metrics import known
 
@@ -33,7 +33,7 @@ def test_a_method_without_a_member_fails_when_its_class_is_made() -> None:
 
 
 def test_every_metric_of_a_method_has_a_row_with_a_title() -> None:
-    assert METHOD_NAMES == ("sft", "dpo", "kto", "orpo", "reward", "grpo")
+    assert get_args(MethodName) == ("sft", "dpo", "kto", "orpo", "reward", "grpo")
     for method in METHODS:
         assert method.description.endswith(".")
         for name in method.metrics:
@@ -64,7 +64,7 @@ def test_models_are_compared_by_figures_of_the_method(method: str) -> None:
             job(method, **stops, metric_for_best_model="perplexity")
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", get_args(MethodName))
 def test_a_job_returns_from_its_json_form(method: str) -> None:
     made = job(method)
     assert FineTune.from_dict(made.to_dict()) == made
@@ -140,7 +140,7 @@ def test_a_pod_without_trl_is_told_the_line_to_run(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_sft_is_repeated_without_the_project() -> None:
-    assert [name for name in METHOD_NAMES if repeats(name)] == ["sft"]
+    assert [name for name in get_args(MethodName) if repeats(name)] == ["sft"]
 
 
 def test_a_plan_counts_pairs_the_reference_and_the_answers_to_write() -> None:

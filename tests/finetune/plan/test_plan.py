@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -20,7 +21,7 @@ from workbench.finetune.plan.plan import as_planned, predict
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.plan.table import PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Answer, Request, cached_trace, trace_of
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
+from workbench.finetune.techniques.registry import TechniqueName, technique_of
 
 WALK = {
     "per_device_train_batch_size": 32,
@@ -58,7 +59,7 @@ def test_t5_3b_does_not_fit_one_gpu_of_40_gib_and_does_with_offload(big: PlanTab
     assert single.gpu is not None
     # Weights and two moments of AdamW in FP32 alone are 12 bytes a parameter.
     assert single.gpu.parameters + single.gpu.optimizer >= 12 * big.parameters
-    assert [row.technique for row in big.rows] == [*TECHNIQUE_NAMES]
+    assert [row.technique for row in big.rows] == [*get_args(TechniqueName)]
     host = big.row("zero3-offload").host
     assert host is not None and host.optimizer > 2**33
 
@@ -397,7 +398,7 @@ def test_mixtures_of_experts_are_planned_under_every_technique_and_precision(
         model=str(tmp_path), precision=precision, max_source_length=16, max_target_length=16
     )
     table = plan(job, pods=2, gpu_memory_gib=gpu_gib, memory_gib=8)
-    assert [row.technique for row in table.rows] == [*TECHNIQUE_NAMES]
+    assert [row.technique for row in table.rows] == [*get_args(TechniqueName)]
     assert {row.fit for row in table.rows} == {"fits"}, [row.why for row in table.rows]
 
 
