@@ -179,9 +179,11 @@ class Picture:
             image, _ = self._still
             if image is not None:
                 self._image.show(image, lambda: self._image_bundle(image), keep=keep)
-            needs_bar = self._keeps_bar or self.watched.clickable or self.watched.bar().in_use
-            if self._has_bar and not needs_bar:
+            if self._has_bar and not self._needs_bar():
                 self._buttons.show("", lambda: NOTHING, keep=keep)
+
+    def _needs_bar(self) -> bool:
+        return self._keeps_bar or self.watched.clickable or self.watched.bar().in_use
 
     def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Carry out a page's request: `redraw` after a reload, or a fold of the user."""
