@@ -277,6 +277,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         LONG,
         ["config.json", "n_positions 64", "384"],
     ),
+    "gpt2 answers": (
+        positions(model_type="gpt2", n_positions=64),
+        {"max_target_length": 65},
+        ["n_positions 64, and max_target_length is 65: the model"],
+    ),
     "gpt2 packed": (
         positions(model_type="gpt2", n_positions=64),
         {"packing": True, "max_source_length": 60, "max_target_length": 5},

@@ -118,11 +118,15 @@ def check_positions(job: FineTuneOptions, config: Json, source: str) -> None:
     if not config.get("is_encoder_decoder"):
         if reading is not None and asked + answered > reading.count:
             packed = " and packing fills every row to this sum," if job.packing else ""
+            given = f"max_source_length + max_target_length is {asked} + {answered} = "
+            if not asked:
+                given = "max_target_length is "
+            elif not answered:
+                given = "max_source_length is "
             raise ConfigError(
-                f"{source} has {reading.key} {reading.count}, and max_source_length + "
-                f"max_target_length is {asked} + {answered} = {asked + answered}:{packed} the "
-                f"model has no positions beyond {reading.count}. Give lengths with a sum of at "
-                f"most {reading.count}"
+                f"{source} has {reading.key} {reading.count}, and {given}{asked + answered}:"
+                f"{packed} the model has no positions beyond {reading.count}. Give lengths with a "
+                f"sum of at most {reading.count}"
             )
         return
     for name, length, table in (
