@@ -333,6 +333,19 @@ def test_an_agent_of_the_notebooks_environment_logs_in(
         agent.wait(120)
 
 
+def test_every_key_file_that_lets_nobody_in_is_named_with_its_reason(
+    site: Site, context: LaunchContext, tmp_path: Path
+) -> None:
+    new_key(tmp_path / "other", "-t", "ed25519", "-N", "")
+    new_key(tmp_path / "locked", "-t", "ed25519", "-N", "a word")
+    files = f"  IdentityFile {tmp_path}/other\n  IdentityFile {tmp_path}/locked\n"
+    config = site.config(site.entry("lab", site.host, files), key=False)
+    with pytest.raises(PodError) as refused:
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    assert says(f"{refused.value}", "the account does not accept the key {}", f"{tmp_path}/other")
+    assert says(f"{refused.value}", "the key {} has a passphrase", f"{tmp_path}/locked")
+
+
 @pytest.fixture
 def security_key(site: Site, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """Give a security key with its library, and the file that stands for a touch of it."""

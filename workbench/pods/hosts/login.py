@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, PodError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import gate, is_there
 from workbench.pods.hosts.certificates import ended
-from workbench.pods.hosts.names import Host, with_hops
+from workbench.pods.hosts.names import Host, ask_ssh, with_hops
 from workbench.pods.hosts.way import words_to
 from workbench.pods.ssh import master
 from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
@@ -212,9 +213,21 @@ class Logins:
             )
         command = shlex.join(["ssh", "-v", *self._shown_options(), host.address])
         return (
-            f"`{command}` in a terminal shows which keys ssh tried. A key with a passphrase must be"
-            " in an agent (ssh-add) before the notebook's server starts, with SSH_AUTH_SOCK set"
+            self._key_files(host)
+            + f"`{command}` in a terminal shows which keys ssh tried. A key with a passphrase must"
+            " be in an agent (ssh-add) before the notebook's server starts, with SSH_AUTH_SOCK set"
         )
+
+    def _key_files(self, host: Host) -> str:
+        """Return why no key file of the ssh configuration logged in; empty without such files."""
+        reasons = []
+        with suppress(ConfigError):
+            for name in ask_ssh(self.words(host)).get("identityfile", ()):
+                path = Path(name).expanduser()
+                if is_there(path):
+                    refused = f"the account does not accept the key {path}"
+                    reasons.append(key_remedy(path) or refused)
+        return f"Of the ssh configuration, {'; '.join(reasons)}. " if reasons else ""
 
     def _shown_options(self) -> Sequence[str]:
         return ["-F", self._config] if isinstance(self._config, str) else []
