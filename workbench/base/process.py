@@ -37,7 +37,6 @@ LEASE_S = 300.0
 
 Interruptions of two minutes leave time to reconnect.
 """
-"""Name of the pipe in a rank's folder, which the agent empties into the log of the same stream."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WORLD = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
@@ -419,7 +418,7 @@ def rank_log(attempt: int, rank: int, stream: str) -> str:
 
 
 def output_pipe(log: Path) -> Path:
-    """Return the pipe through which a rank writes a log."""
+    """Return the pipe from which the agent fills a log of a rank."""
     return log.with_suffix(".pipe")
 
 

@@ -227,7 +227,7 @@ class Logins:
                 if is_there(path):
                     refused = f"the account does not accept the key {path}"
                     reasons.append(key_remedy(path) or refused)
-        return f"Of the ssh configuration, {'; '.join(reasons)}. " if reasons else ""
+        return f"The ssh configuration names these keys: {'; '.join(reasons)}. " if reasons else ""
 
     def _shown_options(self) -> Sequence[str]:
         return ["-F", self._config] if isinstance(self._config, str) else []

@@ -225,7 +225,10 @@ class Master:
     def note_end(self) -> str:
         """Return ssh's words on the end of a broken connection."""
         with self._lock:
-            if self._process is not None and not self.is_running:
+            if self._process is not None and not self.is_up:
+                # ssh removes the socket first, and writes its last words then.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_END_S)
                 self._note_words()
         return self.said
 
