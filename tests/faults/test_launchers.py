@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from workbench import Cluster
+from workbench import Cluster, Script
 from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
@@ -120,3 +120,26 @@ def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(
         assert not list(run.paths.logs.glob("rank-*"))
     assert not canary.exists()
     world.ended(untouched).raise_for_status()
+
+
+BLOCKS_THE_NEXT = """
+import os, signal
+from pathlib import Path
+
+Path("kept.txt").write_text("of the first attempt")
+Path(os.environ["WORKBENCH_RUN_DIR"], "attempt-1").write_text("no folder")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_files_of_an_attempt_come_back_when_the_next_one_cannot_be_prepared(
+    world: World, tmp_path: Path
+) -> None:
+    script = tmp_path / "blocks.py"
+    script.write_text(BLOCKS_THE_NEXT)
+    run = world.cluster.submit(Script(str(script), restarts=1), pods=1)
+    result = world.ended(run)
+    assert result.state is RunState.FAILED
+    assert "File exists" in result.message
+    assert len(result.restarts) == 0, "a restart counts once its pods are prepared"
+    assert (run.path / "outputs" / "kept.txt").read_text() == "of the first attempt"

@@ -317,6 +317,13 @@ def test_an_attempt_is_repeated_once_for_its_port() -> None:
     assert (state.phase, state.fault) == (Phase.BRINGING, PORT)
 
 
+def test_the_outputs_of_an_earlier_attempt_come_back_when_no_pod_can_be_prepared_again() -> None:
+    end = Fact(end=ENDS["failed"])
+    for attempt, then in [(1, Phase.WRITING), (2, Phase.BRINGING)]:
+        state, _ = step(State(phase=Phase.PREPARING, attempt=attempt), end)
+        assert (state.phase, state.fault) == (then, FAILED)
+
+
 def test_a_fact_without_a_meaning_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="no step follows queued for the fact cleared"):
         step(State(), Fact(kind=DecisionKind.CLEARED))

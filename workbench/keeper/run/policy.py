@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     """The next action can begin."""
     OVER = "over"
     """No attempt follows, or nothing is left to do."""
+    UNSTARTED = "unstarted"
+    """No attempt follows, and no attempt was ever prepared, so the pods have no outputs."""
     PORT_TAKEN = "port taken"
     """Another process has the port of torch's rendezvous. The attempt is repeated."""
 

@@ -112,8 +112,9 @@ TRANSITIONS: Mapping[Phase, Mapping[Outcome | DecisionKind, Phase]] = {
         DecisionKind.STAGED: Phase.STAGED,
         _PORT_TAKEN: Phase.PREPARING,
         _RESTARTED: Phase.RESTARTING,
-        # Nothing of the attempt is on the pods.
-        _OVER: Phase.WRITING,
+        Outcome.UNSTARTED: Phase.WRITING,
+        # The pods have the outputs of an earlier attempt.
+        _OVER: Phase.BRINGING,
     },
     Phase.STAGED: {
         _STARTED: Phase.RUNNING,
@@ -158,6 +159,8 @@ def step(state: State, fact: Fact) -> tuple[State, DecisionKind | None]:
         can_restart = state.restart < state.restarts and not state.is_brought
         kind = judge(fact.end, can_restart=can_restart, can_repeat=state.attempt == state.first)
         fault = fact.end.fault
+        if kind is Outcome.OVER and state.phase is Phase.PREPARING and state.attempt == 1:
+            kind = Outcome.UNSTARTED
     rows = TRANSITIONS.get(state.phase, {})
     if not state.phase.is_terminal:
         rows = {**ANYWHERE, **rows}
@@ -185,7 +188,7 @@ def step(state: State, fact: Fact) -> tuple[State, DecisionKind | None]:
             state = replace(state, is_brought=True)
         case Outcome.PORT_TAKEN:
             state = replace(state, attempt=state.attempt + 1)
-        case Outcome.OVER:
+        case Outcome.OVER | Outcome.UNSTARTED:
             state = replace(state, fault=fault)
         case Outcome.READY:
             state = replace(state, event=fact.event)
