@@ -20,7 +20,7 @@ from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration
+from workbench.finetune.job.limits import check_configuration, check_made
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.text.templates import unread
 
@@ -121,6 +121,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
             )
         train = set(line_digests(folder / "train.jsonl"))
         overlap = overlap_of_files(folder / "train.jsonl", folder / "eval.jsonl")
+        check_made(job)
         answer = _ask(job, folder, written.train, rows)
     batches = answer["batches"]
     return RowPreview(
