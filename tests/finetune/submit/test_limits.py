@@ -385,6 +385,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             {"eos_token": ...},
             {"eos_token": None},
             {"eos_token": "", "pad_token": ...},
+            {"eos_token": None, "tokenizer_class": "T5Tokenizer"},
         )
     },
     "no padding": (
@@ -485,6 +486,15 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("U8", ()),
             ("I32", ()),
             ("F8_E4M3", ("a.weight", "a.weight_scale_inv")),
+        ]
+    },
+    **{
+        f"packed as {name}": (tensors(name, dtype=dtype), {}, [name, dtype, "scales"])
+        for name, dtype in [
+            ("h.0.q_proj.qweight", "I32"),
+            ("h.0.q_proj.weight_packed", "I32"),
+            ("h.0.q_proj.W_q", "U8"),
+            ("h.0.mlp.experts.gate_up_proj_blocks", "U8"),
         ]
     },
     "sharded when saved": (tensors(shape=(0,)), {}, ["a.weight", "zero_to_fp32.py"]),

@@ -271,13 +271,13 @@ def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, toke
     lacks = {role for role, token in tokens.roles.items() if token is None}
     if config.get("is_encoder_decoder"):
         _check_start(job, config, folder)
-        if {"pad", "eos"} <= lacks and "sep" not in lacks:
+        # BERT's tokenizers end a text with a separator.
+        has_end = "eos" not in lacks or bool(tokens.roles.get("sep"))
+        if has_end and {"pad", "eos"} <= lacks:
             raise ConfigError(
                 f"{where} has no 'pad_token', with which rows are padded. Add the token there, "
                 'such as "pad_token": "<pad>"'
             )
-        # BERT's tokenizers end a text with a separator.
-        has_end = not {"eos", "sep"} <= lacks
     else:
         # A chat template writes the end of an answer by itself, and padding needs a token.
         has_end = "eos" not in lacks or ("pad" not in lacks and bool(template_of(job)))

@@ -137,7 +137,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         overlap=overlap,
         not_read=unread(str(answer["template"]), written.not_read),
         empty_answers=written.empty_answers,
-        remarks=written.remarks,
+        remarks={**written.remarks, **dict.fromkeys(answer["remarks"], written.train)},
         batch_lengths=batches and (int(batches[0]), int(batches[1])),
         is_all=not isinstance(dataset, Hub),
     )
