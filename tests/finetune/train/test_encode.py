@@ -445,9 +445,9 @@ def test_special_tokens_that_a_row_writes_are_not_doubled(
         Example(source="", target=f"{start}say red</s>"),
     ]
     assert made.rows(texts[:1]) == made.rows(texts[1:])
-    ended = [Example(source="say red", target="red"), Example(source="say red", target="red</s>")]
-    bare, written = encoder(t5).rows(ended)
-    assert written["labels"] == bare["labels"]
+    answers_of = ["red", "red</s>", "red</s>\n"]
+    first, *others = encoder(t5).rows([Example(source="say red", target=a) for a in answers_of])
+    assert [row["labels"] for row in others] == [first["labels"]] * 2
 
 
 def test_a_plain_prompt_begins_as_the_tokenizer_begins_its_texts() -> None:

@@ -224,6 +224,8 @@ class Encoder:
         for number, example in enumerate(examples, first):
             sources += self._numbered(number, self._source, example)
         targets = [example.target for example in examples]
+        if self.writes_end:
+            targets = [self._bare(target) for target in targets]
         # Encoder and decoder have positions of their own.
         limits = self._limits
         read = self._cut_ids("text", sources, limits.source or limits.most)
