@@ -63,7 +63,7 @@ def lines(made: Prepared) -> list[Example]:
 LEARNED = [
     *("weight", "loss", "train", "trainable", "loss_weight", "loss_scale", "do_train", "is_loss"),
     *("should_learn", "output_with_loss", "includeInLoss", "use_for_training", "enable-loss"),
-    *("train_on_turn", "training", "loss_mask", "Learn"),
+    *("train_on_turn", "training", "loss_mask", "step_loss_mask", "Learn"),
 ]
 FALSE = [False, 0, 0.0, "false", "False"]
 
@@ -294,7 +294,12 @@ def test_rows_of_two_splits_are_not_all_learned(tmp_path: Path, name: str, held:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("keep", False), ("discard", 1), ("is_correct", 0), ("rejected", True)]
+    ("name", "value"),
+    [
+        *(("keep", False), ("discard", 1), ("is_correct", 0), ("rejected", True)),
+        *(("requires_loss", False), ("compute_loss_on_turn", 0), ("trainFlag", "no")),
+        *(("turn_loss_mask", 0), ("mask_out", True), ("loss_ignore", 1), ("backprop", "False")),
+    ],
 )
 def test_a_turn_that_a_mark_of_rows_speaks_against_is_not_learned(name: str, value: object) -> None:
     turns = [CHAT[0], {**CHAT[1], name: value}, *CHAT]
@@ -303,7 +308,8 @@ def test_a_turn_that_a_mark_of_rows_speaks_against_is_not_learned(name: str, val
     turns[1] = {**turns[1], "weight": 0}
     read = row_from({"messages": turns}, "here")
     assert [turn.get("weight") for turn in read.messages] == [None, 0, None, None]
-    assert row_from({"messages": [*CHAT, CHAT[0], {**CHAT[1], name: not value}]}, "here").messages
+    against = 1 if value in (0, "no", "False") else 0
+    assert row_from({"messages": [*CHAT, CHAT[0], {**CHAT[1], name: against}]}, "here").messages
 
 
 @pytest.mark.parametrize("beside", [{"label": 1}, {"label": "good"}, {"question": "Who?"}])
@@ -628,9 +634,14 @@ BELONGING = {
         *("chat_history", "conversation_history", "dialog history", "chathistory", "priorTurns"),
         *("past_messages", "previous_messages", "previous_turns", "context_messages"),
     ],
-    "system": ["system_instruction", "sys_prompt", "sys", "System Text"],
-    "choices": ["answer_choices", "answerOptions"],
-    "tools": ["available_tools", "api functions"],
+    "system": [
+        *("system_instruction", "sys_prompt", "sys", "System Text", "systemprompt", "preamble"),
+        "persona",
+    ],
+    "choices": ["answer_choices", "answerOptions", "endings"],
+    "tools": [
+        *("available_tools", "api functions", "tool_schemas", "function_definitions", "apiList"),
+    ],
     "": ["chat_template_kwargs", "enable_thinking", "reasoning_effort"],
 }
 NAMES = [(key, name) for key, names in BELONGING.items() for name in names]
@@ -662,7 +673,11 @@ def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
 
 
 @pytest.mark.parametrize(
-    "name", ["context_length", "system_id", "document_title", "turn_count", "choice", "prompt_id"]
+    "name",
+    [
+        *("context_length", "system_id", "document_title", "turn_count", "choice", "prompt_id"),
+        *("tool_count", "persona_id", "list"),
+    ],
 )
 def test_a_name_whose_last_word_is_no_part_of_a_prompt_is_only_not_read(
     tmp_path: Path, name: str

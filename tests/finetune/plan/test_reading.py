@@ -81,6 +81,28 @@ def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
     assert answer[0].startswith("Short") and answer[0].endswith("</s>") and answer[1]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_answers_that_the_tokenizer_does_not_end_are_remarked(tmp_path: Path) -> None:
+    from tokenizers import processors
+
+    from workbench.finetune.data.rows import Example
+    from workbench.finetune.model import load as model
+
+    loaded = model.load("tiny-t5", [Example(source="How many?", target="Three")], seed=0)
+    loaded.model.save_pretrained(tmp_path / "m")
+    rows = write(tmp_path / "rows.jsonl", *[{"source": "How many?", "target": "Three"}] * 20)
+    job = FineTune(model=str(tmp_path / "m"), dataset=rows)
+    for processor in (loaded.tokenizer.backend_tokenizer.post_processor, processors.Sequence([])):
+        loaded.tokenizer.backend_tokenizer.post_processor = processor
+        loaded.tokenizer.save_pretrained(tmp_path / "m")
+        seen = preview(job, rows=1)
+        has_end = seen.rows[0][-1][0].endswith("</s>")
+        remark = "no end token of the tokenizer behind the answer"
+        assert seen.remarks.get(remark, 0) == (0 if has_end else seen.train_rows)
+    assert not has_end
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twice(

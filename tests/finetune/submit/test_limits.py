@@ -22,7 +22,7 @@ from tests.support.sentences import says, sentence
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.finetune.job import outlined
-from workbench.finetune.job.architectures import check_architecture
+from workbench.finetune.job.architectures import WITHOUT_START, check_architecture
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import (
     check_loaded,
@@ -260,6 +260,14 @@ def inner_activation(folder: Path) -> None:
     folders.model(folder, model_type="gemma3", text_config=language, vocab_size=ROWS)
 
 
+def encoder_decoder(model: dict[str, Any], **tokens: object) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        folders.model(folder, **{"decoder_start_token_id": 0, **model})
+        change(folder / "tokenizer_config.json", **tokens)
+
+    return make
+
+
 T5 = {"model_type": "t5", "is_encoder_decoder": True}
 BART = {
     "model_type": "bart",
@@ -366,6 +374,25 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         {},
         ["tokenizer_config.json", "'eos_token'"],
     ),
+    **{
+        f"no end, {model['model_type']} {settings}": (
+            encoder_decoder(model, **settings),
+            {},
+            ["tokenizer_config.json", "'eos_token'"],
+        )
+        for model in (T5, BART)
+        for settings in (
+            {"eos_token": ...},
+            {"eos_token": None},
+            {"eos_token": "", "pad_token": ...},
+            {"eos_token": None, "tokenizer_class": "T5Tokenizer"},
+        )
+    },
+    "no padding": (
+        encoder_decoder(T5, eos_token=..., pad_token=None, sep_token="</s>"),
+        {},
+        ["tokenizer_config.json", "'pad_token'"],
+    ),
     "no start": (positions(**T5), {}, ["config.json", "'decoder_start_token_id'"]),
     "no start, null": (
         positions(**T5, decoder_start_token_id=None),
@@ -459,6 +486,15 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("U8", ()),
             ("I32", ()),
             ("F8_E4M3", ("a.weight", "a.weight_scale_inv")),
+        ]
+    },
+    **{
+        f"packed as {name}": (tensors(name, dtype=dtype), {}, [name, dtype, "scales"])
+        for name, dtype in [
+            ("h.0.q_proj.qweight", "I32"),
+            ("h.0.q_proj.weight_packed", "I32"),
+            ("h.0.q_proj.W_q", "U8"),
+            ("h.0.mlp.experts.gate_up_proj_blocks", "U8"),
         ]
     },
     "sharded when saved": (tensors(shape=(0,)), {}, ["a.weight", "zero_to_fp32.py"]),
@@ -837,6 +873,12 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "bloom": (causal("bloom"), {"max_source_length": 4000}),
     "t5": (positions(**T5, decoder_start_token_id=0), {"max_source_length": 4000}),
     "t5 with the start elsewhere": (start_in_generation, {}),
+    "t5 with a separator": (encoder_decoder(T5, eos_token=..., sep_token="</s>"), {}),
+    "t5 without padding": (encoder_decoder(T5, pad_token=...), {}),
+    "mbart, whose languages choose the start": (
+        positions(**{**BART, "model_type": "mbart", "decoder_start_token_id": None}),
+        {},
+    ),
     "byt5": (bytes_alone, {}),
     "sentencepiece": (sentencepiece_alone, {}),
     "shards": (shards, {}),
@@ -892,6 +934,67 @@ def test_a_child_makes_the_outline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     outlined._refusal.cache_clear()
     monkeypatch.setattr(entries, "OUTLINE", "workbench.no.such.module")
     check_early(job_of(folder), gpus=0)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in REFUSED if case.startswith(("no start", "no end", "no padding"))]
+)
+def test_missing_tokens_are_named_without_torch(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlined, "_refusal", lambda request: "")
+    test_a_folder_is_refused_before_the_pods_start(case, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_type_without_a_default_start_is_known() -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto as auto
+
+    found = set()
+    for kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        config = CONFIG_MAPPING[kind]
+        start = getattr(config(), "decoder_start_token_id", None)
+        if start is None and config().is_encoder_decoder:
+            found.add(kind)
+    # The languages of these two choose the start.
+    assert found - {"mbart", "plbart"} == set(WITHOUT_START)
+
+
+def of_dataset(folder: Path, text: str) -> FineTune:
+    rows = folder / "rows.jsonl"
+    rows.write_text(text)
+    return job_of(folder, dataset=str(rows), technique="single", **SHORT)
+
+
+@pytest.mark.parametrize("ask", ["submit", "preview"])
+def test_wrong_rows_are_named_before_the_model_is_made(
+    ask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make the model takes seconds."""
+    made = []
+
+    def refusal(request: str) -> str:
+        made.append(request)
+        return "the model is refused"
+
+    monkeypatch.setattr(outlined, "_refusal", refusal)
+    folder = folders.model(tmp_path / "m")
+    root = tmp_path / "run"
+    (root / "inputs").mkdir(parents=True)
+
+    def look(job: FineTune) -> None:
+        if ask == "preview":
+            preview(job)
+        job = job.chosen(gpus=0, ranks=1, apart=False)
+        job.prepare(NewRun(root=root, asked=job, ranks=1, gpus=0))
+
+    with pytest.raises(ConfigError, match=r"rows\.jsonl"):
+        look(of_dataset(folder, '{"colour": "red"}\n'))
+    assert not made
+    with pytest.raises(ConfigError, match="the model is refused"):
+        look(of_dataset(folder, '{"source": "w1", "target": "w2"}\n' * 40))
+    assert made
 
 
 @pytest.mark.parametrize("case", ACCEPTED)

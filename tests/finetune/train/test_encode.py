@@ -90,6 +90,21 @@ def test_a_causal_row_is_prompt_and_answer_and_only_the_answer_is_learned(
 
 
 @pytest.mark.slow
+def test_a_tokenizer_that_writes_no_end_behind_a_target_is_named(t5: model.Loaded) -> None:
+    assert encoder(t5).writes_end
+    loaded = replace(t5, tokenizer=copy.deepcopy(t5.tokenizer))
+    loaded.tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    silent = encoder(loaded)
+    assert not silent.writes_end
+    end = loaded.tokenizer.eos_token_id
+    for row in silent.rows(EXAMPLES):
+        assert end not in row["labels"]
+    loaded.tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match=sentence("has no eos_token")):
+        encoder(loaded)
+
+
+@pytest.mark.slow
 def test_learning_from_all_counts_the_prompt_too_but_for_its_first_token(
     llama: model.Loaded,
 ) -> None:
@@ -430,9 +445,9 @@ def test_special_tokens_that_a_row_writes_are_not_doubled(
         Example(source="", target=f"{start}say red</s>"),
     ]
     assert made.rows(texts[:1]) == made.rows(texts[1:])
-    ended = [Example(source="say red", target="red"), Example(source="say red", target="red</s>")]
-    bare, written = encoder(t5).rows(ended)
-    assert written["labels"] == bare["labels"]
+    answers_of = ["red", "red</s>", "red</s>\n"]
+    first, *others = encoder(t5).rows([Example(source="say red", target=a) for a in answers_of])
+    assert [row["labels"] for row in others] == [first["labels"]] * 2
 
 
 def test_a_plain_prompt_begins_as_the_tokenizer_begins_its_texts() -> None:

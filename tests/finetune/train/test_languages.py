@@ -38,6 +38,7 @@ from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.languages import set_languages
+from workbench.finetune.submit.prepare import check_early
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -251,7 +252,7 @@ def test_a_tokenizer_of_several_languages_needs_names_that_it_knows(
             check_at_submit(job, gpus=0)
         with pytest.raises(ConfigError, match=why):
             Encoder(loaded, job)
-    check_at_submit(job_of(folder, name), gpus=0)
+    check_early(job_of(folder, name), gpus=0)
     known = sentence("is not known", "target_language", "'xx_YY'")
     with pytest.raises(ConfigError, match=known):
         Encoder(loaded, job_of(folder, name, target_language="xx_YY"))

@@ -13,7 +13,7 @@ from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration
+from workbench.finetune.job.limits import check_configuration, check_made
 from workbench.finetune.options.model.models import check_model
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
@@ -157,6 +157,7 @@ class Composition(Mapping[str, Any]):
         dataset_from(job.dataset)
         resolve(job, gpus=cluster.pods.gpus, world_size=self.ranks)
         check_launcher(Launcher(job.launcher))
+        check_made(job)
 
 
 def find_problems(composition: Composition) -> dict[str, str]:

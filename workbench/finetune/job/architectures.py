@@ -31,6 +31,9 @@ _BEFORE = "give the model before its quantization"
 _COMPUTED_TABLES = ("marian", "pegasus", "roformer")
 # The class for text saves a configuration of its own, which no class for text reads again.
 _NEVER_READ_AGAIN = ("emu3", "mllama", "musicgen", "musicgen_melody")
+# The configurations of other encoder-decoders have a default; the languages choose it for mBART.
+WITHOUT_START = ("encoder-decoder", "longt5", "switch_transformers", "t5", "t5gemma", "t5gemma2")
+"""Types of models whose files must name the token with which an answer begins."""
 # Classes of transformers that read weights of a method as whole numbers.
 _WHOLE = {
     "compressed-tensors": "CompressedTensorsConfig(dequantize=True)",

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
-from workbench.base.json_values import Json, part, whole
+from workbench.base.json_values import Json, part, text, whole
 from workbench.finetune.deepspeed.defaults import on_base
-from workbench.finetune.job.architectures import check_architecture, check_not_quantized
+from workbench.finetune.job.architectures import (
+    WITHOUT_START,
+    check_architecture,
+    check_not_quantized,
+)
 from workbench.finetune.job.given_files import read_object
 from workbench.finetune.job.outlined import check_outline, check_special_ids
 from workbench.finetune.job.positions import beyond_training, check_positions
@@ -32,6 +36,7 @@ from workbench.finetune.job.weights import (
     elements_of,
     unread_weights,
 )
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     cached_folder,
@@ -51,7 +56,7 @@ def check_model_files(job: FineTuneOptions) -> None:
     """Raise ConfigError if the job cannot train by the files of the job's model.
 
     Files of another machine and of the hub are not asked for. A configuration of the hub in the
-    cache of this machine is read.
+    cache of this machine is read. `check_made` completes the check.
     """
     check_configuration(job)
     job = on_base(job)
@@ -90,7 +95,17 @@ def check_configuration(job: FineTuneOptions) -> None:
         check_ids(tokens, rows, source, place, template_of(job))
     for name in ("config.json", "generation_config.json"):
         check_special_ids(place / name, rows)
-    check_outline(place, job)
+
+
+def check_made(job: FineTuneOptions) -> None:
+    """Raise ConfigError if transformers cannot make the job's model, or prepare an answer.
+
+    Call `check_configuration` and read the rows before: this check takes seconds.
+    """
+    job = on_base(job)
+    place = known_folder(job)
+    if place is not None:
+        check_outline(place, job)
 
 
 def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
@@ -106,6 +121,7 @@ def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
     check_is_there(folder)
     if adapters or before:
         check_model_files(job)
+        check_made(job)
 
 
 def model_notes(job: FineTuneOptions) -> Iterator[str]:
@@ -252,17 +268,33 @@ def _check_longest_text(folder: Path) -> None:
 def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, tokens: Tokens) -> None:
     """Raise ConfigError if a token that every row needs is missing."""
     where = folder / "tokenizer_config.json"
-    lacks = [role for role, token in tokens.roles.items() if token is None]
+    lacks = {role for role, token in tokens.roles.items() if token is None}
     if config.get("is_encoder_decoder"):
-        if "pad" in lacks and "eos" in lacks:
+        _check_start(job, config, folder)
+        # BERT's tokenizers end a text with a separator.
+        has_end = "eos" not in lacks or bool(tokens.roles.get("sep"))
+        if has_end and {"pad", "eos"} <= lacks:
             raise ConfigError(
                 f"{where} has no 'pad_token', with which rows are padded. Add the token there, "
                 'such as "pad_token": "<pad>"'
             )
-        return
-    # A chat template writes the end of an answer by itself, and needs a token for padding alone.
-    if "eos" in lacks and ("pad" in lacks or not template_of(job)):
+    else:
+        # A chat template writes the end of an answer by itself, and padding needs a token.
+        has_end = "eos" not in lacks or ("pad" not in lacks and bool(template_of(job)))
+    if not has_end:
         raise ConfigError(
             f"{where} has no 'eos_token', the token at the end of an answer. Add the token there, "
             'such as "eos_token": "</s>"'
+        )
+
+
+def _check_start(job: FineTuneOptions, config: Json, folder: Path) -> None:
+    """Raise ConfigError if no file has the token with which an answer begins."""
+    key = "decoder_start_token_id"
+    settings = read_object(folder / "generation_config.json")
+    is_needed = text(config.get("model_type")) in WITHOUT_START and not method_of(job.method).scores
+    if is_needed and settings.get(key, config.get(key)) is None:
+        raise ConfigError(
+            f"{folder / 'config.json'} has no {key!r}, the token with which an answer begins. Add "
+            "the id there: T5 has the id of its padding token, 0"
         )

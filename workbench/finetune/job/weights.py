@@ -31,6 +31,8 @@ _PICKLE = b"\x80"  # torch before 1.6
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 _EIGHT_BITS = "F8"
 _SCALES = (".weight_scale", ".weight_scale_inv")
+_PACKED = ("weight", "qweight", "weight_packed", "W_q")
+"""Ends of the names of packed weights: of bitsandbytes, GPTQ, compressed-tensors and HQQ."""
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a configuration that describe quantized weights."""
 
@@ -154,7 +156,8 @@ def _check_not_packed(tensors: Mapping[str, _Tensor], folder: Path) -> None:
     scaled = any(name.endswith(_SCALES) for name in tensors)
     for name, tensor in tensors.items():
         eighth = tensor.kind.startswith(_EIGHT_BITS) and scaled
-        if _is_weight(name) and len(tensor.shape) > 1 and (tensor.kind in _WHOLE or eighth):
+        is_packed = name.rpartition(".")[2] in _PACKED or name.endswith("_blocks")  # MXFP4
+        if is_packed and len(tensor.shape) > 1 and (tensor.kind in _WHOLE or eighth):
             raise ConfigError(
                 f"model folder {str(folder)!r} has the weight {name} in the format {tensor.kind}, "
                 f"the numbers of a quantization, and config.json has no {QUANTIZED[0]!r}: the "

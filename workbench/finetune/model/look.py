@@ -25,6 +25,7 @@ from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.jobs.registry import job_from_dict
 
+_NO_END = "no end token of the tokenizer behind the answer"
 # Tokens; more than any row has.
 _UNCUT = 1 << 20
 
@@ -62,6 +63,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
         "shown": shown,
         "batches": batches,
         "template": as_learned.template,
+        "remarks": [] if as_learned.writes_end else [_NO_END],
     }
 
 

@@ -86,12 +86,6 @@ def check(
         styles_of(model)
     if scores or not model.can_generate():
         return
-    start = getattr(model.config, "decoder_start_token_id", None)
-    if model.config.is_encoder_decoder and generation.get("decoder_start_token_id", start) is None:
-        raise ConfigError(
-            f"{source} has no 'decoder_start_token_id', the token with which an answer begins. Add "
-            "the id there: T5 has the id of its padding token, 0"
-        )
     prepare = partial(_answer, model)
     why = _error(prepare, generation)
     if why:

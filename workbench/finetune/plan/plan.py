@@ -10,7 +10,7 @@ from workbench.base.errors import ConfigError, check_type, suggests
 from workbench.base.record import Allowed, Count, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration
+from workbench.finetune.job.limits import check_configuration, check_made
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.groups.adapters import check_experts
 from workbench.finetune.plan.memory import host_of, need_of
@@ -100,6 +100,7 @@ def plan(
     with job.option_named():
         job = choose(job, gpus=gpus)
         check_configuration(job)
+        check_made(job)
         check_experts(job, model_config(job.model, job.model_revision))
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus, ranks=ranks)
     arithmetic = [setting.arithmetic for setting in settings.values()]

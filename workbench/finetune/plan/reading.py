@@ -20,7 +20,7 @@ from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration
+from workbench.finetune.job.limits import check_configuration, check_made
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.text.templates import unread
 
@@ -121,6 +121,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
             )
         train = set(line_digests(folder / "train.jsonl"))
         overlap = overlap_of_files(folder / "train.jsonl", folder / "eval.jsonl")
+        check_made(job)
         answer = _ask(job, folder, written.train, rows)
     batches = answer["batches"]
     return RowPreview(
@@ -136,7 +137,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         overlap=overlap,
         not_read=unread(str(answer["template"]), written.not_read),
         empty_answers=written.empty_answers,
-        remarks=written.remarks,
+        remarks={**written.remarks, **dict.fromkeys(answer["remarks"], written.train)},
         batch_lengths=batches and (int(batches[0]), int(batches[1])),
         is_all=not isinstance(dataset, Hub),
     )

@@ -16,6 +16,7 @@ from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.limits import (
+    check_made,
     check_model_files,
     lacking_memory,
     model_notes,
@@ -55,6 +56,7 @@ def check_early(job: FineTune, *, gpus: int) -> None:
         _look(type(dataset), dataset.model_dump_json())
     check_model(job.model, job.model_revision)
     check_model_files(job)
+    check_made(job)
     if job.checkpoint_store:
         _check_rights(job.checkpoint_store)
 
@@ -90,6 +92,8 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     data = earlier_rows.checked(job, paths.inputs)
     try_rewards(asked.rewards, data.train)
+    # Takes seconds, and rows are wrong more often.
+    check_made(job)
     chosen = []
     for name in _LEFT_OPEN:
         was_open = getattr(run.asked, name, "") is None

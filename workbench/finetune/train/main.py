@@ -405,6 +405,11 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
     for remark, count in remarks.items():
         note(f"{count} of {every} rows have {remark}")
     _note_lengths(job, encoder.lengths)
+    if not encoder.writes_end:
+        note(
+            "the tokenizer writes no end token behind an answer, so the model learns no end unless "
+            "the rows write one. Add the eos_token to the post_processor in tokenizer.json"
+        )
     # TRL's trainers have rows of another type, which are made in every run.
     made = trainer.train_dataset
     trainable, parameters = adapters.counts(trainer.model)

@@ -17,6 +17,7 @@ _LEARNED = frozenset(
         "lossweight",
         "lossscale",
         "lossmask",
+        "steplossmask",
         "train",
         "trains",
         "training",
@@ -73,6 +74,12 @@ _BAD = {
 }
 _JUDGED = {"is", "was", "the", "answer", "response", "output", "completion", "row", "marked", "as"}
 """Words before a judgement of the answer of a row."""
+_OF_LEARNING = {
+    *("loss", "train", "training", "trainable", "learn", "learned", "learning", "backprop"),
+    *("supervise", "supervised", "supervision", "mask", "masked", "grad", "gradient"),
+}
+_AGAINST = {"no", "not", "without", "skip", "ignore", "ignored", "exclude", "mask", "masked"}
+"""Words that turn the meaning of a word of learning round."""
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "y", "on", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "off", "0", "0.0"), False),
@@ -150,13 +157,27 @@ def may_be_learned(turn: Fields, role: str) -> bool:
 def _refuse_doubts(turn: Fields) -> None:
     """Raise ConfigError for an answer that a mark of rows or a judgement speaks against."""
     for name, value in turn.data.items():
-        for learned in (_row_meaning(name), is_good(name)):
+        for learned in (_row_meaning(name), is_good(name), _may_mark(name)):
             if learned is not None and truth_of(value) == (not learned):
                 turn.fail(
                     str(name),
                     f"is {short(value)}, and the turn would be learned. Write "
                     '"weight": 0 for a turn that is read and not learned, or "weight": 1',
                 )
+
+
+def _may_mark(name: object) -> bool | None:
+    """Return whether a true value under an unknown name of learning is for it; None: no such name.
+
+    Example:
+        >>> _may_mark("requires_loss"), _may_mark("mask_out"), _may_mark("mood")
+        (True, False, None)
+    """
+    words = {*words_of(str(name))}
+    if not words & _OF_LEARNING:
+        return None
+    # A mask of the loss is true for what is learned.
+    return not words & (_AGAINST - {"mask"} if "loss" in words else _AGAINST)
 
 
 def is_good(name: object) -> bool | None:

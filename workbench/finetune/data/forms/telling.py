@@ -51,6 +51,10 @@ _OF_THOUGHTS = {*_THOUGHTS, "content", "trace", "traces", "text", "process", "ch
 _SWITCHES = {"chat_template_kwargs", "enable_thinking", "reasoning_effort"}
 """Arguments of chat templates."""
 _SYSTEM_TEXTS = {"system", "sys", "prompt", "message", "instruction", "text"}
+_SYSTEMS = {"systemprompt", "sysprompt", "preamble", "persona"}
+_OPTIONS = {*CHOICE_KEYS, "endings", "alternatives"}
+_OF_TOOLS = {"tool", "function", "api"}
+_SCHEMAS = {"schema", "definition", "description", "signature", "spec", "list"}
 
 
 def belongs_to_prompt(name: object) -> str | None:
@@ -75,13 +79,14 @@ def belongs_to_prompt(name: object) -> str | None:
         return ""
     first, last = (words[0], words[-1]) if words else ("", "")
     single = last.removesuffix("s")
-    if first in ("system", "sys") and {last, single} & _SYSTEM_TEXTS:
+    if whole in _SYSTEMS or (first in ("system", "sys") and {last, single} & _SYSTEM_TEXTS):
         return SYSTEM_KEYS[0]
     if last.endswith(HISTORY) or (single in _TURNS and _EARLIER & {*words}):
         return HISTORY
-    if last in CHOICE_KEYS:
+    if last in _OPTIONS:
         return CHOICE_KEYS[0]
-    if last in TOOL_KEYS:
+    names_tools = {word.removesuffix("s") for word in words} & _OF_TOOLS
+    if last in TOOL_KEYS or (names_tools and single in _SCHEMAS):
         return TOOLS
     return CONTEXT if single in _CONTEXTS else None
 

@@ -79,7 +79,9 @@ class Encoder:
         A causal model continues at the right end.
         """
         self._chat = _chat(loaded, job) if self.causal else None
-        if self.causal and self._chat is None and loaded.tokenizer.eos_token_id is None:
+        self.writes_end = self._chat is not None or _writes_end(self.tokenizer, self.causal)
+        """Whether every answer to learn gets an end token; else rows alone may write one."""
+        if not self.writes_end and self.tokenizer.eos_token_id is None:
             raise _no_end(job)
         ends = [self.tokenizer.eos_token_id] if self._chat is None else self._chat.stops
         _end_answers(loaded.model, ends)
@@ -222,6 +224,8 @@ class Encoder:
         for number, example in enumerate(examples, first):
             sources += self._numbered(number, self._source, example)
         targets = [example.target for example in examples]
+        if self.writes_end:
+            targets = [self._bare(target) for target in targets]
         # Encoder and decoder have positions of their own.
         limits = self._limits
         read = self._cut_ids("text", sources, limits.source or limits.most)
@@ -484,6 +488,14 @@ def _own_prefix(tokenizer: Any) -> list[int]:
         if own[begin : begin + len(bare)] == bare:
             return own[:begin]
     return []
+
+
+def _writes_end(tokenizer: Any, causal: bool) -> bool:
+    """Return whether an answer gets an end token: from the encoder, or from the tokenizer."""
+    if causal:
+        return tokenizer.eos_token_id is not None
+    bare = tokenizer(text_target="a", add_special_tokens=False).input_ids
+    return list(tokenizer(text_target="a").input_ids[-1:]) != list(bare[-1:])
 
 
 def _answer_size(row: Learned) -> int:
