@@ -140,3 +140,12 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert first_table(unknown).grid.caption == "No verdict without a limit; ddp needs least"
     refused = plan_doc(table(PlanRow(technique="fsdp", fit="refused", why="no 4-bit weights")))
     assert "fsdp is refused: no 4-bit weights" in to_text(refused)
+
+
+def test_the_interval_of_an_offload_stands_beside_its_row_on_a_gpu() -> None:
+    ran = [replace(row(name, 3.0, "fits"), gpu=memory(2.0)) for name in ("ddp", "zero3-offload")]
+    refused = PlanRow(technique="zero3-offload", fit="refused", why="no")
+    for rows, gpu, is_there in ((ran, 40, True), ([ran[0], refused], 40, False), (LARGE, None, 0)):
+        shown = " ".join(to_text(plan_doc(table(*rows, gpu=gpu))).split())
+        assert ("published runs of zero3-offload, the peak" in shown) == is_there
+        assert ("published runs without an offload" in shown) == bool(gpu)

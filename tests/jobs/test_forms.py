@@ -1241,7 +1241,7 @@ def test_rows_of_a_table_are_the_rows_of_a_json_file(tmp_path: Path) -> None:
 # Folders.
 
 
-@pytest.mark.parametrize("name", ["eval", "dev", "validation", "valid", "val"])
+@pytest.mark.parametrize("name", ["eval", "evaluation", "dev", "validation", "valid", "val"])
 def test_a_folder_s_rows_to_evaluate_on_have_every_usual_name(tmp_path: Path, name: str) -> None:
     write(tmp_path / "train.jsonl", [ALPACA] * 4)
     write(tmp_path / f"{name}.jsonl", [ALPACA] * 3)

@@ -292,11 +292,12 @@ PUBLISHED: Mapping[str, Published] = {
         {"per_device_train_batch_size": 1},
         gib=21,
         apart={
-            "gpu": "planned at a quarter. Its script makes the model before the arguments of "
-            "training, so DeepSpeed moves 10.6 GiB of whole weights to the GPU before it cuts "
-            "them; the weights are gathered on another stream, which cannot use what torch keeps "
-            "of that. This package never moves a whole model. With it the plan is 16 GiB; the "
-            "rest was not found out"
+            "gpu": "planned at a quarter: a need, where 21 GB were held. Its script makes the "
+            "model before the arguments of training, so DeepSpeed moves 10.6 GiB of whole weights "
+            "to the GPU before it cuts them, and torch keeps the memory. Weights are gathered on "
+            "another stream, which cannot use it, and fill 5.2 GiB with 4.0. That makes 16.8; the "
+            "other 2.8 to 4.2 GiB (GB are 10^9 or 2^30 bytes) were not found out. This package "
+            "never moves a whole model"
         },
     ),
     "T0_3B full": _peft("T0_3B", full=True, gib=47.14),

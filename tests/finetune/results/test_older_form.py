@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +235,13 @@ def older() -> Mapping[str, str]:
         made = subprocess.run([*pip, *PINS], capture_output=True, text=True, timeout=600)
         if made.returncode:
             pytest.skip(f"transformers 4 cannot be installed here: {made.stderr[-300:]}")
-    return {**os.environ, "PYTHONPATH": str(OLDER), "HF_HUB_OFFLINE": "1"}
+    # On a busy machine, threads that wait for each other take minutes for tiny models.
+    return {
+        **os.environ,
+        "PYTHONPATH": str(OLDER),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def read_with_older(older: Mapping[str, str], arguments: list[str]) -> Mapping[str, Any]:
@@ -252,12 +258,16 @@ def read_with_older(older: Mapping[str, str], arguments: list[str]) -> Mapping[s
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of models and of tokenizers, each as published and as saved here."""
+    torch = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("folders")
     save_models(root / "models")
     save_tokenizers(root / "tokenizers")
-    return root
+    yield root
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

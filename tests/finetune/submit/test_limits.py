@@ -650,7 +650,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         ["zero_to_fp32.py . OUT"],
     ),
     "FSDP": (others("pytorch_model_fsdp_0/__0_0.distcp"), {}, ["accelerate merge-weights"]),
+    "FSDP of another number": (others("pytorch_model_fsdp_1/x"), {}, ["/pytorch_model_fsdp_1 OUT"]),
     "DCP": (others("__0_0.distcp", ".metadata", model_too=False), {}, ["dcp_to_torch"]),
+    "DCP below": (
+        others("model/__0_0.distcp", "model/.metadata", "optim/.metadata", model_too=False),
+        {},
+        ["in the folder 'model'", "dcp_to_torch"],
+    ),
     "GGUF": (others("m.Q4.gguf", model_too=False), {}, ["GGUF", "gguf_file"]),
     "state dict": (
         others("epoch9.ckpt", model_too=False),

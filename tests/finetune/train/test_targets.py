@@ -80,6 +80,15 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     "Phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+# Experts in matrices that the model cuts apart outside of their module.
+DBRX = {
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 1,
+    "ffn_config": {"moe_num_experts": 4, "moe_top_k": 2, "ffn_hidden_size": 16},
+    "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 CAUSAL = "causal"
 IDS = torch.arange(3, 13).view(1, 10)
 
@@ -90,7 +99,8 @@ def made(family: str) -> Any:
     config = text or getattr(transformers, f"{family}Config")
     torch.manual_seed(0)
     kind = getattr(transformers, f"{family}ForCausalLM")
-    return kind(config(**{**SIZES, **FAMILIES[family]})).eval()
+    sizes = DBRX | {"vocab_size": 64} if family == "Dbrx" else {**SIZES, **FAMILIES[family]}
+    return kind(config(**sizes)).eval()
 
 
 def logits(one: Any) -> torch.Tensor:
@@ -349,6 +359,24 @@ def test_saved_adapters_that_do_not_fit_are_neither_trained_nor_merged(
 
 
 @pytest.mark.slow
+def test_experts_that_no_adapter_reaches_are_noted_or_refused() -> None:
+    base = made("Dbrx")
+    experts = {name for name in matrices(base) if ".experts." in name}
+    assert len(experts) == 3
+    loaded = model.Loaded(model=base, tokenizer=None, family=CAUSAL)
+    trained = adapters.attached(loaded, FineTune(model="dbrx", peft="lora"))
+    assert set(left_out(trained.model)) == experts
+    assert adapted_weights(trained.model) == matrices(made("Dbrx")) - experts
+    (remark,) = trained.remarks
+    assert "3 weights of linear layers got no adapter" in remark
+    for lora in {"target_parameters": ["mlp.w1"]}, {"target_parameters": ["w2"]}:
+        with pytest.raises(ConfigError, match=r"lora names .*experts\.mlp\.w[12], which the model"):
+            with_lora(
+                made("Dbrx"), Lora.from_dict(lora | {"target_modules": []}), checkpointing=False
+            )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["target_modules", "modules_to_save"])
 @pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
 def test_a_configuration_that_ties_is_enough_to_refuse_at_submit(
@@ -365,7 +393,7 @@ def test_a_configuration_that_ties_is_enough_to_refuse_at_submit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["Mixtral", "GptOss", "DeepseekV3", "Ernie4_5_Moe"])
+@pytest.mark.parametrize("family", ["Mixtral", "GptOss", "DeepseekV3", "Ernie4_5_Moe", "Dbrx"])
 def test_a_mixture_in_4_bits_is_refused_at_submit_by_plan_and_on_the_ranks(
     family: str, tmp_path: Path
 ) -> None:

@@ -321,6 +321,12 @@ def _method(table: PlanTable) -> list[str]:
             "above such a plan. Five runs of adapters under another package's FSDP took 18 to "
             "36 % more than planned."
         )
+        if any(row.technique == "zero3-offload" and row.gpu for row in table.rows):
+            notes.append(
+                "In four published runs of zero3-offload, the peak of a GPU was up to 10 % above "
+                "such a plan. A fifth, of T5 3B, held 21 GB beside a plan of 5.5 GiB: its script "
+                "had moved the whole model to the GPU, 10.6 GiB, and 3 to 4 GiB are unexplained."
+            )
         notes.append(
             "On GPUs, torch's allocator holds more than is used, and gives it back before memory "
             "runs out: 4 to 25 % more on an H200. The table leaves this out; the panel counts it."

@@ -161,11 +161,17 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     owners = tied_weights(model)
     saved = _to_save(model, options.modules_to_save, owners)
     wanted = wanted_weights(model, options)
+    bypassed = wanted & bypassed_weights(model)
     if names == ALL_LINEAR:
-        without = {weight for weight in wanted if weight in owners} | bypassed_weights(model)
+        without = {weight for weight in wanted if weight in owners} | bypassed
         wanted -= without
     else:
         without = set()
+        if bypassed:
+            raise ConfigError(
+                f"lora names {min(bypassed)}, which the model reads without calling its module, so "
+                "an adapter has no effect. Drop the name"
+            )
         check_alone(wanted, owners, "lora target_modules names")
     if checkpointing:
         # No part before the first adapter has a gradient: recomputing would cut the graph there.

@@ -42,19 +42,19 @@ def linear_weights(model: Any) -> list[str]:
             names.append(f"{name}{_WEIGHT}")
         elif "Router" in kind or "Gate" in kind:
             names += [f"{name}.{own}" for own in _own(module, 2) if own == "weight"]
-        elif "Expert" in kind:
-            names += [f"{name}.{own}" for own in _own(module, 3)]
-    return names
+    return names + stacked_weights(model)
 
 
 def bypassed_weights(model: Any) -> set[str]:
-    """Return the names of weights that a state space layer reads without calling their module.
+    """Return the names of weights that the model reads without calling their module.
 
     An adapter would have no effect there.
     """
     names: set[str] = set()
     for name, module in model.named_modules():
         kind = type(module).__name__
+        # The experts of DBRX, in matrices of all experts, are cut apart outside of their module.
+        names.update(f"{name}.{own}" for own in _own(module, 2) if "Expert" in kind)
         if hasattr(module, "conv1d") and any(each in kind for each in _STATE_SPACES):
             own = [each for each in _BYPASSED if hasattr(module, each)]
             names.update(f"{name}.{each}{_WEIGHT}" for each in own)
@@ -108,15 +108,15 @@ def stacked_weights(model: Any) -> list[str]:
     names = []
     for name, module in model.named_modules():
         if "Expert" in type(module).__name__:
-            names += [f"{name}.{own}" for own in _own(module, 3)]
+            names += [f"{name}.{own}" for own in _own(module, 2, 3)]
     return names
 
 
-def _own(module: nn.Module, dimensions: int) -> Iterator[str]:
+def _own(module: nn.Module, *dimensions: int) -> Iterator[str]:
     for name, parameter in module.named_parameters(recurse=False):
         # ZeRO-3 keeps the shape beside an empty tensor.
         shape = getattr(parameter, "ds_shape", parameter.shape)
-        if len(shape) == dimensions and not name.endswith("bias"):
+        if len(shape) in dimensions and not name.endswith("bias"):
             yield name
 
 

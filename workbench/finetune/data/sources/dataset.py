@@ -167,8 +167,8 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     Args:
         value: A name (`wikisql-mini`, `wikisql`), a path, or an object with `kind` and its options.
             A path is a file of rows, a `.tar.bz2`, or a folder with `train` and optionally `eval`
-            (`dev`, `validation`, `valid`, `val`) in any format and tables. Files and folders may be
-            addresses in an object store, such as `s3://bucket/rows.jsonl`.
+            (`evaluation`, `dev`, `validation`, `valid`, `val`) in any format and tables. Files and
+            folders may be addresses in an object store, such as `s3://bucket/rows.jsonl`.
 
     Raises:
         ConfigError: The kind, a key or a name is unknown, or a required key or file is missing.

@@ -31,7 +31,7 @@ from workbench.finetune.data.sources.stored import (
 from workbench.rundir.stores.address import is_address
 
 _DEFAULT_SHARE = 0.05
-_EVALUATION = ("eval", "dev", "validation", "valid", "val")
+_EVALUATION = ("eval", "evaluation", "dev", "validation", "valid", "val")
 _CLONE = "data"
 """Folder of the rows in a clone of a dataset of the Hugging Face hub."""
 _TABLES = ("tables.jsonl", "train.tables.jsonl", "dev.tables.jsonl")

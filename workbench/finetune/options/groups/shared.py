@@ -53,5 +53,6 @@ def known_config(job: FineTuneOptions) -> Mapping[str, object]:
 
 def has_experts(config: Mapping[str, object]) -> bool:
     """Return whether the model is a mixture of experts."""
-    text = part(config, "text_config")
-    return any((whole(each.get(key)) or 0) > 1 for each in (config, text) for key in _EXPERTS)
+    # DBRX has the numbers of its experts in a part of its own.
+    parts = (config, part(config, "text_config"), part(config, "ffn_config"))
+    return any((whole(each.get(key)) or 0) > 1 for each in parts for key in _EXPERTS)

@@ -44,8 +44,8 @@ _FORMS: Sequence[tuple[Sequence[str], str]] = (
     ),
     (
         ("pytorch_model_fsdp_*",),
-        "it is a checkpoint of FSDP: run `accelerate merge-weights FOLDER/pytorch_model_fsdp_0 "
-        "OUT`, copy config.json and the tokenizer's files to OUT, and give OUT",
+        "it is a checkpoint of FSDP: run `accelerate merge-weights FOLDER/NAME OUT`, copy "
+        "config.json and the tokenizer's files to OUT, and give OUT",
     ),
     (
         ("*.distcp", ".metadata"),
@@ -57,7 +57,7 @@ _FORMS: Sequence[tuple[Sequence[str], str]] = (
         ("*.gguf",),
         "it has weights in GGUF, from which nothing can be trained: give the model from which the "
         "GGUF was made, or load the file with AutoModelForCausalLM.from_pretrained(FOLDER, "
-        "gguf_file=NAME) and call save_pretrained",
+        "gguf_file='NAME') and call save_pretrained",
     ),
     (
         ADAPTER_WEIGHTS,
@@ -116,9 +116,13 @@ def way_out(folder: Path) -> str:
     for patterns, remedy in _FORMS:
         for name in names:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
-                return f"the folder has {name!r}: {remedy.replace('FOLDER', str(folder))}"
+                remedy = remedy.replace("NAME", name).replace("FOLDER", str(folder))
+                return f"the folder has {name!r}: {remedy}"
     checkpoints = [name for name in names if fnmatchcase(name, "checkpoint-*")]
-    last = max(checkpoints, key=_number, default=None)
+    distributed = [name for name in names if is_there(folder / name / ".metadata")]
+    # The optimizer's states lie beside the weights.
+    distributed = [name for name in distributed if not name.startswith("optim")]
+    last = max(checkpoints or distributed, key=_number, default=None)
     found = _OTHER_TOOLS if last is None else way_out(folder / last)
     return found if found == _OTHER_TOOLS else f"in the folder {last!r}, {found}"
 
