@@ -500,8 +500,6 @@ ELSEWHERE: Mapping[str, str] = {
     "GPUs of this machine are free": (
         "test_seats.py::test_local_pods_and_hosts_never_have_the_same_gpu"
     ),
-    "no folder for the pod below {}: {}; give another root=": "test_hosts.py::"
-    "test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook",
     "choose another folder on the host: SSHPods(root=PATH)": "test_hosts.py::"
     "test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook",
     "so other users may read the key": KEY_MENDED,

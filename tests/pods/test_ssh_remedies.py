@@ -68,7 +68,9 @@ class Launch:
 
     def works(self, **options: object) -> None:
         host = self._place.hosts[0]
-        given = {"hosts": [host.address], **self._place.options, **options}
+        # A busy machine logs in slowly.
+        own = {"hosts": [host.address], "connect_timeout_s": 60}
+        given = {**own, **self._place.options, **options}
         backend = SSHPods(**given)  # type: ignore[arg-type]
         try:
             backend.launch(PodSpec(), 1, self._context)
