@@ -191,6 +191,6 @@ def test_the_advice_for_a_folder_is_carried_out(tmp_path: Path) -> None:
     team = weak(tmp_path / "the team's")
     words = weakness(team / "mine", elsewhere="choose another root")
     assert words.endswith(", or choose another root")
-    command = words.partition("run ")[2].removesuffix(", choose another root")
+    command = words.partition("run ")[2].removesuffix(", or choose another root")
     subprocess.run(["sh", "-ec", command], check=True, timeout=120)
     assert weakness(team / "mine") == ""
