@@ -686,7 +686,16 @@ def test_a_connection_that_broke_is_made_anew(
                 {"hosts": ["a"], "root": path},
                 sentence("it must be a path on the hosts that begins with / or ~/", "root"),
             )
-            for path in ("", "$SCRATCH/x", "${HOME}/x", "/scratch/$USER", "scratch/x", "%h/x", "-x")
+            for path in (
+                "",
+                "$SCRATCH/x",
+                "${HOME}/x",
+                "/scratch/`id -un`",
+                "/scratch/$USER",
+                "scratch/x",
+                "%h/x",
+                "-x",
+            )
         ),
         *(
             (

@@ -231,6 +231,7 @@ CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
     "capital letters": ("GPU-1", lambda site: site.config(site.entry("GPU-1", site.host))),
     "underscore": ("gpu_1", lambda site: site.config(site.entry("gpu_1", site.host))),
     "slash": ("lab/gpu1", lambda site: site.config(site.entry("lab/gpu1", site.host))),
+    "other letters": ("größe", lambda site: site.config(site.entry("größe", site.host))),
     "digits": ("1080", lambda site: site.config(site.entry("1080", site.host))),
     "options that change the connection": ("lab", strict),
 }
