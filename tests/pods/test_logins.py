@@ -72,6 +72,7 @@ REFUSED = {
     "false": Login("false"),
     "exits": Login(files={".bashrc": '[ -z "$PS1" ] && exit 0\n'}),
     "execs": Login(files={".bashrc": "exec sh\n"}),
+    "mutes": Login(files={".bashrc": "exec >/dev/null\n"}),
     "reads": Login(files={".bashrc": "cat >/dev/null\n"}),
     "reads-line": Login(files={".bashrc": "read -r line\n"}),
     "no-path": Login(files={".bashrc": "export PATH=/nowhere\n"}),
@@ -200,6 +201,7 @@ def test_commands_and_files_pass_any_login(
         ),
         ("exits", r"login exits@\S+ runs no commands.*exit code 0.*start-up files"),
         ("execs", r"login execs@\S+ runs no commands.*exit code 0.*start another shell"),
+        ("mutes", r"login mutes@\S+ runs no commands.*exit code 0.*redirect the output"),
         ("reads", r"start-up files of the login read its standard input"),
         ("reads-line", r"start-up files of the login read its standard input"),
         ("no-path", r"runs no commands.*exit code 127.*PATH"),
@@ -231,6 +233,7 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
     [
         ("exits", "let them do so only with a terminal", "[ -t 0 ] && exit 0\n"),
         ("execs", "let them do so only with a terminal", "[ -t 0 ] && exec sh\n"),
+        ("mutes", "let them do so only with a terminal", "[ -t 0 ] && exec >/dev/null\n"),
         ("reads", "COMMAND </dev/null", "cat </dev/null >/dev/null\n"),
         ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
         ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),

@@ -515,7 +515,7 @@ ELSEWHERE: Mapping[str, str] = {
     '. Or give SSHPods(…, trust={"{}": FINGERPRINT})': NAMELESS,
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
-    "~/.cshrc) exit or start another shell": LOGIN_SERVES,
+    "~/.cshrc) exit, start another shell or redirect the output": LOGIN_SERVES,
     "Its start-up files leave no env, sh or base64 in PATH: let them add to PATH.": LOGIN_SERVES,
     "look in the start-up files for a waiting command": LOGIN_SERVES,
     "start the program with </dev/null": LOGIN_SERVES,

@@ -140,9 +140,9 @@ def _cause(login: str, exit_code: int | None, said: str) -> str:
         return "Its start-up files leave no env, sh or base64 in PATH: let them add to PATH."
     if exit_code in (0, 127):
         return (
-            "Its start-up files (~/.bashrc, ~/.zshenv, ~/.cshrc) exit or start another shell:"
-            " let them do so only with a terminal. Or its key, or the host's sshd, allows one"
-            " command only."
+            "Its start-up files (~/.bashrc, ~/.zshenv, ~/.cshrc) exit, start another shell or"
+            " redirect the output: let them do so only with a terminal. Or its key, or the host's"
+            " sshd, allows one command only."
         )
     if "not available" in said:
         return "The account has the shell nologin: give it a shell, or name another user."
