@@ -509,6 +509,7 @@ ELSEWHERE: Mapping[str, str] = {
     "Write the key in OpenSSH's form": "test_openssh.py::"
     "test_a_key_of_another_program_is_named_with_the_command_that_converts_it",
     "its lines end with carriage returns": KEY_MENDED,
+    "blanks or empty lines stand before its lines": KEY_MENDED,
     "its last line has no line end. Add the end": KEY_MENDED,
     "Make a key without a passphrase": KEY_MENDED,
     "and add its .pub to the hosts' authorized_keys": KEY_MENDED,
