@@ -17,7 +17,7 @@ _OWN = ("stdlib", "platstdlib", "purelib", "platlib")
 def hiding_file(error: Exception) -> str:
     """Return the user's file that was imported in place of a module, if that broke an import."""
     words = str(error)
-    # A package that imports its names on demand leaves out why a name cannot be had.
+    # A package that imports its names on demand leaves out why a name is missing.
     if wanted := _WANTED.match(words):
         try:
             getattr(sys.modules[wanted[2]], wanted[1])
