@@ -190,7 +190,7 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
 def test_the_advice_for_a_folder_is_carried_out(tmp_path: Path) -> None:
     team = weak(tmp_path / "the team's")
     words = weakness(team / "mine", elsewhere="choose another root")
-    assert words.endswith(", choose another root")
-    command = words.partition("run ")[2].removesuffix(", choose another root")
+    assert words.endswith(", or choose another root")
+    command = words.partition("run ")[2].removesuffix(", or choose another root")
     subprocess.run(["sh", "-ec", command], check=True, timeout=120)
     assert weakness(team / "mine") == ""

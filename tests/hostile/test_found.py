@@ -80,7 +80,9 @@ def test_an_odd_start_of_a_transfer_is_an_error_of_the_pod(
     line: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "far_end_argv", lambda *_words: ["echo", _json(line)])
-    route = SshRoute(name="pod-0", host="127.0.0.2", python=sys.executable, command=list)
+    route = SshRoute(
+        name="pod-0", host="127.0.0.2", login="127.0.0.2", python=sys.executable, command=list
+    )
     with pytest.raises(RemoteError, match=r"pod-0 .*another|form of this package"):
         fetch_file(route, "/there", tmp_path / "here")
     assert not (tmp_path / "here").exists()

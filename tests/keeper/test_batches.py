@@ -50,7 +50,11 @@ class OwnLine:
 
     def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
         route = SshRoute(
-            name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command
+            name="pod-0",
+            host="127.0.0.2",
+            login="127.0.0.2",
+            python=sys.executable,
+            command=self.command,
         )
         fetch_file(route, folder, local, self.tell, names)
 

@@ -161,6 +161,22 @@ def test_a_zone_is_refused_as_a_zone(text: str) -> None:
     check_address(text.partition("%")[0])  # the advice
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "advised"),
+    [
+        ("gpu_1", sentence("no _ stands in a host name. Give its IP address"), "10.0.0.4"),
+        ("gpu_node_1.lab", sentence("no _ stands in a host name. Give its IP address"), "::1"),
+        ("gpu-1.lab.", sentence("leave out the dot at its end"), "gpu-1.lab"),
+    ],
+)
+def test_a_name_that_dns_or_windows_would_take_is_refused_with_the_reason(
+    text: str, words: str, advised: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_address(text)
+    check_address(advised)
+
+
 @pytest.mark.parametrize("port", [0, -1, 65536, True, "22", 2.0, None])
 def test_ports(port: object) -> None:
     with pytest.raises(ConfigError):

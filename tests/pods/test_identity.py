@@ -297,6 +297,15 @@ def test_a_folder_or_a_public_key_keeps_its_mode(tmp_path: Path) -> None:
     assert "chmod" not in str(error.value)
 
 
+@pytest.mark.parametrize("content", ["Host *\n", "gpu-1 ssh-ed25519 AAAA\n", ""])
+def test_another_file_keeps_its_mode(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config").write_text(content)
+    (tmp_path / "config").chmod(0o644)
+    with pytest.raises(ConfigError, match=sentence("is no usable private key")) as error:
+        check_key_file(tmp_path / "config")
+    assert "chmod" not in str(error.value)
+
+
 def test_a_mode_is_mended_by_the_command_in_the_message(tmp_path: Path) -> None:
     key = Identity.create(tmp_path / "it's mine").key
     key.chmod(0o644)

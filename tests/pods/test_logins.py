@@ -72,6 +72,7 @@ REFUSED = {
     "false": Login("false"),
     "exits": Login(files={".bashrc": '[ -z "$PS1" ] && exit 0\n'}),
     "execs": Login(files={".bashrc": "exec sh\n"}),
+    "mutes": Login(files={".bashrc": "exec >/dev/null\n"}),
     "reads": Login(files={".bashrc": "cat >/dev/null\n"}),
     "reads-line": Login(files={".bashrc": "read -r line\n"}),
     "no-path": Login(files={".bashrc": "export PATH=/nowhere\n"}),
@@ -192,16 +193,24 @@ def test_commands_and_files_pass_any_login(
 @pytest.mark.parametrize(
     ("login", "words"),
     [
-        ("nologin", r"runs no commands.*exit code 1.*not available.*nologin"),
-        ("false", r"runs no commands.*exit code 1 and printed nothing.*nologin or false"),
-        ("exits", r"runs no commands.*exit code 0.*start-up files"),
-        ("execs", r"runs no commands.*exit code 0.*start another shell"),
+        ("nologin", r"login nologin@127.0.0.31 runs no commands.*code 1.*not available.*nologin"),
+        (
+            "false",
+            r"login false@\S+ runs no commands.*exit code 1 and printed nothing.*nologin or false"
+            r" \(`getent passwd false` there shows",
+        ),
+        ("exits", r"login exits@\S+ runs no commands.*exit code 0.*start-up files"),
+        ("execs", r"login execs@\S+ runs no commands.*exit code 0.*start another shell"),
+        ("mutes", r"login mutes@\S+ runs no commands.*exit code 0.*redirect the output"),
         ("reads", r"start-up files of the login read its standard input"),
         ("reads-line", r"start-up files of the login read its standard input"),
         ("no-path", r"runs no commands.*exit code 127.*PATH"),
         ("no-base64", r"runs no commands.*exit code 127.*base64.*PATH"),
-        ("waits", r"started no command in 2 s and printed 'Project\?.*a waiting command"),
-        ("lingers", r"has answered and does not end.*start-up files.*</dev/null"),
+        (
+            "waits",
+            r"login waits@\S+ started no command in 2 s and printed 'Project\?.*a waiting command",
+        ),
+        ("lingers", r"\(pod-0\): the login lingers@\S+ .*does not end.*start-up files.*</dev/null"),
         ("endless", r"the login prints without end: 'welcome"),
         ("file-only", r"runs no commands.*one command only"),
         ("few", r"pod-0 .*opens no further session.*MaxSessions 10"),
@@ -224,6 +233,7 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
     [
         ("exits", "let them do so only with a terminal", "[ -t 0 ] && exit 0\n"),
         ("execs", "let them do so only with a terminal", "[ -t 0 ] && exec sh\n"),
+        ("mutes", "let them do so only with a terminal", "[ -t 0 ] && exec >/dev/null\n"),
         ("reads", "COMMAND </dev/null", "cat </dev/null >/dev/null\n"),
         ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
         ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),
@@ -364,9 +374,13 @@ def test_traps_of_a_login_run_to_their_end(
         stream.write(b"asked\n")
         assert stream.read(60) == b"asked\n"
         stream.close()
+        stream = connection.stream(["cat"])
+        stream.write(b"asked\n")
+        assert stream.read(60) == b"asked\n"
+        stream.channel.close()  # as when the connection breaks
         send_file(route_to(own, identity, 20.0), home / ".bashrc", f"{home}/sent", f"{home}/part")
     agents = (home / "agents").read_text().split()
-    assert len(agents) >= 4
+    assert len(agents) >= 5
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))
     until((home / "started").is_file)
 

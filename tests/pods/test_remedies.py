@@ -500,8 +500,6 @@ ELSEWHERE: Mapping[str, str] = {
     "GPUs of this machine are free": (
         "test_seats.py::test_local_pods_and_hosts_never_have_the_same_gpu"
     ),
-    "no folder for the pod below {}: {}; give another root=": "test_hosts.py::"
-    "test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook",
     "choose another folder on the host: SSHPods(root=PATH)": "test_hosts.py::"
     "test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook",
     "so other users may read the key": KEY_MENDED,
@@ -511,13 +509,14 @@ ELSEWHERE: Mapping[str, str] = {
     "Write the key in OpenSSH's form": "test_openssh.py::"
     "test_a_key_of_another_program_is_named_with_the_command_that_converts_it",
     "its lines end with carriage returns": KEY_MENDED,
+    "blanks or empty lines stand before its lines": KEY_MENDED,
     "its last line has no line end. Add the end": KEY_MENDED,
     "Make a key without a passphrase": KEY_MENDED,
     "and add its .pub to the hosts' authorized_keys": KEY_MENDED,
     '. Or give SSHPods(…, trust={"{}": FINGERPRINT})': NAMELESS,
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
-    "~/.cshrc) exit or start another shell": LOGIN_SERVES,
+    "~/.cshrc) exit, start another shell or redirect the output": LOGIN_SERVES,
     "Its start-up files leave no env, sh or base64 in PATH: let them add to PATH.": LOGIN_SERVES,
     "look in the start-up files for a waiting command": LOGIN_SERVES,
     "start the program with </dev/null": LOGIN_SERVES,

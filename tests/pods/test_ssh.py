@@ -246,7 +246,7 @@ def test_what_arrives_just_before_the_end_is_read() -> None:
         def await_output(self, _limit_s: float) -> None:
             pass
 
-    stream = RemoteStream(cast("Channel", AllAtOnce()), "pod-0", "a command", b"@m")
+    stream = RemoteStream(cast("Channel", AllAtOnce()), "pod-0", "a command", b"@m", "pod-0")
     done = complete(stream, b"", time.monotonic() + 5)
     assert (done.exit_code, done.stdout, done.stderr) == (7, "out", "err")
 

@@ -29,6 +29,7 @@ from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh import master
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to
+from workbench.pods.ssh.child import stands
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.master import Master
@@ -231,6 +232,7 @@ CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
     "capital letters": ("GPU-1", lambda site: site.config(site.entry("GPU-1", site.host))),
     "underscore": ("gpu_1", lambda site: site.config(site.entry("gpu_1", site.host))),
     "slash": ("lab/gpu1", lambda site: site.config(site.entry("lab/gpu1", site.host))),
+    "other letters": ("größe", lambda site: site.config(site.entry("größe", site.host))),
     "digits": ("1080", lambda site: site.config(site.entry("1080", site.host))),
     "options that change the connection": ("lab", strict),
 }
@@ -320,7 +322,7 @@ def test_an_agent_of_the_notebooks_environment_logs_in(
 ) -> None:
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(tmp_path / "agent")])
     try:
-        until((tmp_path / "agent").exists)
+        until(lambda: stands(tmp_path / "agent"))
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
         subprocess.run(["ssh-add", "-q", str(site.key)], check=True, timeout=120)
         config = site.config(site.entry("lab", site.host, "  IdentityFile ~/none\n"), key=False)
@@ -535,7 +537,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     """Give the socket of an agent without keys."""
     socket = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
-    until(socket.exists)
+    until(lambda: stands(socket))
     yield socket
     process.kill()
     process.wait(120)

@@ -68,7 +68,9 @@ class Launch:
 
     def works(self, **options: object) -> None:
         host = self._place.hosts[0]
-        given = {"hosts": [host.address], **self._place.options, **options}
+        # A busy machine logs in slowly.
+        own = {"hosts": [host.address], "connect_timeout_s": 60}
+        given = {**own, **self._place.options, **options}
         backend = SSHPods(**given)  # type: ignore[arg-type]
         try:
             backend.launch(PodSpec(), 1, self._context)
@@ -109,6 +111,11 @@ def without_an_end(key: Path, place: HostsPlace) -> None:
     key.chmod(0o600)
 
 
+def indented(key: Path, place: HostsPlace) -> None:
+    key.write_bytes(b"\n\n    " + place.user.key.read_bytes().replace(b"\n", b"\n    "))
+    key.chmod(0o600)
+
+
 def of_openssl(key: Path, place: HostsPlace) -> None:
     argv = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(key)]
     subprocess.run(argv, check=True, capture_output=True, timeout=180)
@@ -129,6 +136,7 @@ def foreign(key: Path, place: HostsPlace) -> None:
     [
         (locked, r"a passphrase: (ssh-keygen .*), and add its \.pub", "_workbench"),
         (of_windows, r"Remove them: (sed .*)$", ""),
+        (indented, r"Remove them: (sed .*)$", ""),
         (without_an_end, r"Add the end: (echo .*)$", ""),
         (of_openssl, r"needs another key: (ssh-keygen .*), and add its \.pub", "_workbench"),
         (open_to_all, r"run: (chmod .*)$", ""),

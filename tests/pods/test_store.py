@@ -123,7 +123,9 @@ def test_a_large_file_that_finds_no_room_says_the_same_and_takes_none(tmp_path: 
     source = tmp_path / "model"
     source.write_bytes(bytes(9 << 20))
     with small_disk(tmp_path / "disk", "4m") as disk:
-        route = SshRoute(name="pod-3", host="127.0.0.3", python=sys.executable, command=list)
+        route = SshRoute(
+            name="pod-3", host="127.0.0.3", login="127.0.0.3", python=sys.executable, command=list
+        )
         free = free_of(disk)
         with pytest.raises(DiskFull) as refused:
             send_file(route, source, str(disk / "model"), str(disk / "model.part"))
@@ -162,7 +164,9 @@ def test_a_spoiled_large_file_in_the_store_is_found_and_replaced(tmp_path: Path)
 
 
 def route_here() -> SshRoute:
-    return SshRoute(name="pod-0", host="127.0.0.2", python=sys.executable, command=list)
+    return SshRoute(
+        name="pod-0", host="127.0.0.2", login="127.0.0.2", python=sys.executable, command=list
+    )
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ class Line:
         return SshRoute(
             name="pod-0",
             host="127.0.0.2",
+            login="127.0.0.2",
             python=sys.executable,
             command=self.command,
             patience_s=patience_s,
@@ -329,7 +330,7 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         "import os\nprint('@m', flush=True)\nwhile True: os.write(1, b'x' * 65536)",
     ]
     with (
-        pipe.Pipe(endless, b"@m", "pod-0") as line,
+        pipe.Pipe(endless, b"@m", "pod-0", "pod-0") as line,
         pytest.raises(
             pipe.Broken, match=sentence("it sent a line of more than {} bytes", "1,048,576")
         ),
@@ -342,7 +343,7 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         "import os, time\nprint('@m')\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
     ]
     with (
-        pipe.Pipe(slow, b"@m", "pod-0") as line,
+        pipe.Pipe(slow, b"@m", "pod-0", "pod-0") as line,
         pytest.raises(pipe.Broken, match=sentence("no whole line came for {} s", 1)),
     ):
         line.readline()

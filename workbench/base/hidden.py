@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import site
 import sys
 import sysconfig
@@ -9,12 +10,19 @@ import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+_WANTED = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _OWN = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def hiding_file(error: Exception) -> str:
     """Return the user's file that was imported in place of a module, if that broke an import."""
     words = str(error)
+    # A package that imports its names on demand leaves out why a name is missing.
+    if wanted := _WANTED.match(words):
+        try:
+            getattr(sys.modules[wanted[2]], wanted[1])
+        except Exception as cause:
+            words += str(cause)
     paths = {}
     for name, module in sys.modules.items():
         if f"'{name}'" in words:

@@ -438,9 +438,12 @@ def _forms(value: str) -> Iterator[str]:
         *telling,
         *password,
     ):
-        yield from (
-            text,
-            json.dumps(text)[1:-1],
-            quote(text, safe=""),
-            text.encode().decode("latin-1"),
-        )
+        data = _bytes(text)
+        yield from (text, json.dumps(text)[1:-1], quote(data, safe=""), data.decode("latin-1"))
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")  # as in the environment
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

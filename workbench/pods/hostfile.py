@@ -35,7 +35,9 @@ def check_address(text: str) -> str:
         parsed = ipaddress.ip_address(text)
     except ValueError:
         if not (text.isascii() and _is_host_name(text)):
-            raise ConfigError(f"{shown} is not an IP address or a host name") from None
+            why = ": no _ stands in a host name. Give its IP address" if "_" in text else ""
+            why = ": leave out the dot at its end" if _is_host_name(text.rstrip(".")) else why
+            raise ConfigError(f"{shown} is not an IP address or a host name{why}") from None
         return text
     match parsed:
         case ipaddress.IPv6Address(scope_id=str()):

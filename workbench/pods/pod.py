@@ -85,6 +85,11 @@ class Pod:
     """Seconds that ranks have for a checkpoint after the notice of the pod's end, where an option
     of the place sets the time."""
 
+    @property
+    def login(self) -> str:
+        """Account and host, for messages on the login."""
+        return f"{self.user}@{self.address}" if self.user else self.address
+
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; `from_dict` reads it back."""
         return asdict(self)

@@ -120,8 +120,10 @@ def _weakness_of(part: Path, elsewhere: str) -> str:
         return ""
     # Only the owner can change the mode: others get no advice that they cannot follow.
     may_change = os.geteuid() in (0, at.st_uid)
-    advice = f"run chmod {change} {shlex.quote(str(part))}, {other}" if may_change else other
-    return f"may be written by {writers}, {harm}; {advice}"
+    if may_change:
+        more = f"or {other}" if elsewhere else other
+        other = f"run chmod {change} {shlex.quote(str(part))}, {more}"
+    return f"may be written by {writers}, {harm}; {other}"
 
 
 def _is_empty_dir(part: Path) -> bool:

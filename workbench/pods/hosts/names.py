@@ -23,7 +23,7 @@ from workbench.pods.ssh.identity import nameless
 from workbench.pods.ssh.master import run
 
 _FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
-_ALIAS = re.compile(r"[\w.][\w./+-]{0,252}", re.ASCII)  # a key of the configuration
+_ALIAS = re.compile(r"[\w.][\w./+-]{0,252}")  # a key of the configuration
 _CONFIG_S = 10.0
 _ITSELF = ("localhost", "127.0.0.1", "::1")
 

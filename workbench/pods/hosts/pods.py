@@ -63,7 +63,7 @@ def _kept(given: object) -> object:
 
 def _on_hosts(option: str) -> AfterValidator:
     def check(path: str) -> str:
-        is_plain = path.isprintable() and "$" not in path
+        is_plain = path.isprintable() and "$" not in path and "`" not in path
         # A name without a folder is a program, found on the hosts' PATH.
         is_program = option == "python" and "/" not in path and path[:1] not in ("", "-", "~")
         if not is_plain or not (is_program or path == "~" or path.startswith(("/", "~/"))):

@@ -171,9 +171,7 @@ def create_pod_folder(
     except RemoteError as error:
         raise PodError(f"{where}: {error}") from error
     if "error" in answer:
-        raise ConfigError(
-            f"{where}: no folder for the pod below {root}: {answer['error']}; give another root="
-        )
+        raise ConfigError(f"{where}: no folder for the pod below {root}: {answer['error']}")
     if login_s > _SLOW_LOGIN_S:
         report(
             f"{where}: the start-up files of the login take {login_s:.0f} s, at each command: look"

@@ -42,6 +42,7 @@ ANSWER = "@workbench-host "
 LISTENS = "# workbench"
 """Line on standard input; a comment in each shell, if one reads it in place of this program."""
 
+_ELSEWHERE = "choose another folder on the host: SSHPods(root=PATH)"
 _FOLDER = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{16}")  # as `SSHPods` names a cluster's folder
 _POD = re.compile(r"pod-[0-9]{1,5}")
 _GRACE_S = 1.5
@@ -74,7 +75,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
             return enter(**request["enter"])
         return leave(**request["leave"])
     except OSError as error:
-        return {"error": f"{error.filename or 'the host'}: {error.strerror or error}"}
+        said = f"{error.filename or 'the host'}: {error.strerror or error}"
+        return {"error": f"{said}; {_ELSEWHERE}" if "enter" in request else said}
     except ValueError as error:
         return {"error": str(error)}
 
@@ -117,7 +119,7 @@ def enter(
     """
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
-    why = weakness(own.parent, elsewhere="choose another folder on the host: SSHPods(root=PATH)")
+    why = weakness(own.parent, elsewhere=_ELSEWHERE)
     if why:
         raise ValueError(why)
     own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,7 +131,9 @@ def enter(
         is_own_folder = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()
         is_open_to_others = stat.S_IMODE(there.st_mode) & 0o077
         if not is_own_folder or is_open_to_others:
-            raise ValueError(f"{own} is there already and is not ours alone") from None
+            raise ValueError(
+                f"{own} is there already and is not ours alone; {_ELSEWHERE}"
+            ) from None
     place = own / pod
     place.mkdir(0o700)
     variables: dict[str, str] = {}

@@ -63,8 +63,12 @@ class Channel(Protocol):
 class RemoteStream:
     """A command on a pod with open stdin and stdout. A thread may read while another writes."""
 
-    def __init__(self, channel: Channel, host: str, command: str, marker: bytes) -> None:
+    def __init__(
+        self, channel: Channel, host: str, command: str, marker: bytes, login: str
+    ) -> None:
+        """`marker`: as in `marked`. `login`: as `Pod.login`."""
         self.host = host
+        self.login = login
         self.command = command
         self.channel = channel
         self.answer = Output(marker)
@@ -153,7 +157,7 @@ class RemoteStream:
         """Make the error for a login that ended before it started the command."""
         code = self.exit_code
         return NoCommand(
-            why_no_command(self.host, code, self.stderr.strip() or self.answer.words),
+            why_no_command(self.login, code, self.stderr.strip() or self.answer.words),
             host=self.host,
             command=self.command,
             exit_code=code,

@@ -99,9 +99,11 @@ class SSHConnection:
             self._login_s = done.login_s
             return done
         except Lingers:
-            raise stream.error(
-                "has answered and does not end. A background program of the login's start-up files"
-                " holds the connection: start the program with </dev/null >/dev/null 2>&1"
+            raise RemoteError(
+                f"the login {self.pod.login} runs a command and then does not end. A background"
+                " program of its start-up files holds the connection: start the program with"
+                " </dev/null >/dev/null 2>&1",
+                host=self.pod.address,
             ) from None
         except TimeoutError:
             raise stream.error(f"did not end within {timeout_s:g} s and was left running") from None
@@ -117,7 +119,7 @@ class SSHConnection:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
         words, marker = marked(argv)
         channel = self._line.start(words)
-        return RemoteStream(channel, self.pod.address, command, marker)
+        return RemoteStream(channel, self.pod.address, command, marker, self.pod.login)
 
     def check_sessions(self) -> None:
         """Refuse a host whose daemon allows fewer sessions at a time than a run needs."""
@@ -139,9 +141,9 @@ class SSHConnection:
                         stream.channel.end_input()
                     if took_s > _SESSIONS_S:
                         raise RemoteError(
-                            f"the login started no command in {_SESSIONS_S:g} s and printed"
-                            f" {stream.answer.words!r}: look in the start-up files for a waiting"
-                            " command",
+                            f"the login {self.pod.login} started no command in {_SESSIONS_S:g} s"
+                            f" and printed {stream.answer.words!r}: look in the start-up files for"
+                            " a waiting command",
                             host=self.pod.address,
                         )
                     stream.channel.await_output(0.25)

@@ -155,6 +155,9 @@ def check_key_file(path: Path) -> None:
             " without .pub"
         )
     if mode & 0o077:
+        # Another file, such as ~/.ssh/config, keeps its mode.
+        if not begin.startswith((b"-----BEGIN ", b"PuTTY-User-Key-File")):
+            raise ConfigError(not_usable(path, ""))
         raise ConfigError(
             f"key file {path} has mode {mode:04o}, so other users may read the key; run: chmod"
             f" 600 {shlex.quote(str(path))}"
@@ -193,8 +196,8 @@ def not_usable(path: Path, said: str) -> str:
     """Report a file that is no private key, its format, and the command to convert the file."""
     content = b""
     with contextlib.suppress(OSError):
-        content = begin_of(path, _KEY_BYTES)
-    begin = content[:_KEY_BEGIN]
+        content = _first_bytes(path, _KEY_BYTES)
+    begin = content.lstrip()[:_KEY_BEGIN]
     name = shlex.quote(str(path))
     remedy = said
     if begin.startswith((b"-----BEGIN PRIVATE KEY", b"-----BEGIN ENCRYPTED PRIVATE KEY")):
@@ -213,6 +216,11 @@ def not_usable(path: Path, said: str) -> str:
             "its first line is not -----BEGIN … PRIVATE KEY-----. Copy the file of the key as it"
             " is, with all its line ends"
         )
+    elif re.search(rb"\A\s|\n[ \t]", content):
+        remedy = (
+            "blanks or empty lines stand before its lines. Remove them: sed -i"
+            f" 's/^[[:space:]]*//; /^$/d' {name}"
+        )
     elif b"\r" in begin:
         remedy = (
             "its lines end with carriage returns, as on Windows. Remove them:"
@@ -223,10 +231,14 @@ def not_usable(path: Path, said: str) -> str:
     return f"{path} is no usable private key: {remedy}"
 
 
-def begin_of(key: Path, count: int = _KEY_BEGIN) -> bytes:
+def begin_of(key: Path) -> bytes:
     """Return the first bytes of a key file, enough to recognize the format."""
+    return _first_bytes(key, _KEY_BEGIN).lstrip()
+
+
+def _first_bytes(key: Path, count: int) -> bytes:
     with key.open("rb") as file:
-        return file.read(count).lstrip()
+        return file.read(count)
 
 
 def known_hosts_name(address: str, port: int) -> str:

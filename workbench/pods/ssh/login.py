@@ -21,9 +21,13 @@ from workbench.base.words import plain
 # In single quotes: no line break, no quote of that kind, no `!` and no backslash, since csh and
 # fish give these a meaning inside quotes.
 # A command that lists processes shows these words, but not the marker's last line.
+# A word of the login after a cut would end the login before its trap does. So both outputs are then
+# read for a while: a pipe can be opened at its other end.
 _START = (
     "unset PYTHONHOME; base64 </dev/null && echo $1"
-    ' && { eval "$(shift; printf %s "$@" | base64 -d)"; set $1 $?; echo $1 end $2; exit $2; }'
+    ' && { eval "$(shift; printf %s "$@" | base64 -d)"; set $1 $?; trap "" PIPE;'
+    " echo $1 end $2 && exit $2; exec 3</dev/stdout 4</dev/stderr;"
+    " timeout 9 cat <&3 >/dev/null & timeout 9 cat <&4 >/dev/null & }"
 )
 _SIGNALS = range(129, 193)  # what a shell answers for a command that a signal ended
 _LETTERS = 900  # of a word; an old csh takes few more. Divides by four: no word begins with `=`
@@ -110,13 +114,16 @@ def marked(argv: Sequence[str]) -> tuple[list[str], bytes]:
     return ["env", "sh", "-c", _START, "sh", marker, *words], marker.encode()
 
 
-def why_no_command(host: str, exit_code: int | None, said: str) -> str:
-    """Describe a login that ended without starting the command, with the next step."""
+def why_no_command(login: str, exit_code: int | None, said: str) -> str:
+    """Describe a login that ended without starting the command, with the next step.
+
+    `login`: as `Pod.login`.
+    """
     words = plain(_OURS.sub("…", said))[-_SHOWN:]
     return (
-        f"the login on {host} runs no commands: it ended with exit code {exit_code} and printed"
+        f"the login {login} runs no commands: it ended with exit code {exit_code} and printed"
         f" {repr(words) if words else 'nothing'}."
-        f" {_cause(exit_code, words)} `ssh HOST echo works` must print works"
+        f" {_cause(login, exit_code, words)} `ssh HOST echo works` must print works"
     )
 
 
@@ -128,18 +135,19 @@ def to_bytes(command: str) -> bytes:
         return command.encode("utf-8", "surrogateescape")
 
 
-def _cause(exit_code: int | None, said: str) -> str:
+def _cause(login: str, exit_code: int | None, said: str) -> str:
     if exit_code in (126, 127) and _NO_SH.search(said):
         return "Its start-up files leave no env, sh or base64 in PATH: let them add to PATH."
     if exit_code in (0, 127):
         return (
-            "Its start-up files (~/.bashrc, ~/.zshenv, ~/.cshrc) exit or start another shell:"
-            " let them do so only with a terminal. Or its key, or the host's sshd, allows one"
-            " command only."
+            "Its start-up files (~/.bashrc, ~/.zshenv, ~/.cshrc) exit, start another shell or"
+            " redirect the output: let them do so only with a terminal. Or its key, or the host's"
+            " sshd, allows one command only."
         )
     if "not available" in said:
         return "The account has the shell nologin: give it a shell, or name another user."
+    account = shlex.quote(login.rpartition("@")[0])
     return (
-        "The account's shell may be nologin or false, its key may allow one command only, or"
-        " its start-up files exit."
+        f"The account's shell may be nologin or false (`getent passwd {account}` there shows the"
+        " shell), its key may allow one command only, or its start-up files exit."
     )

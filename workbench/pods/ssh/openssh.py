@@ -175,7 +175,7 @@ def run_over_openssh(
     answer = Output(marker.encode())
     out = answer.strip(out.encode()).decode()
     if not answer.has_started and code != _SSH_FAILED:
-        words = why_no_command(pod.address, code, words.strip() or answer.words)
+        words = why_no_command(pod.login, code, words.strip() or answer.words)
     return CommandResult(
         reached=answer.has_started or code != _SSH_FAILED,
         exit_code=code if answer.exit_code is None else answer.exit_code,

@@ -34,10 +34,11 @@ class Broken(Exception):  # none of the tree's: it never leaves this room
 class Pipe:
     """A running command. Leaving the context gives it a moment to end, then kills it."""
 
-    def __init__(self, argv: Sequence[str], marker: bytes, host: str) -> None:
-        """`marker`: as in `marked`, for a command through a login on `host`."""
+    def __init__(self, argv: Sequence[str], marker: bytes, host: str, login: str) -> None:
+        """`marker`: as in `marked`, for a command on `host`. `login`: as `Pod.login`."""
         self._answer = Output(marker)
         self._host = host
+        self._login = login
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on the way out
         self._process = subprocess.Popen(
             list(argv),
@@ -128,7 +129,7 @@ class Pipe:
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="replace").strip()
         if not self._answer.has_started and 0 <= code <= _SIGNALS:
-            words = why_no_command(self._host, code, errors or self._answer.words)
+            words = why_no_command(self._login, code, errors or self._answer.words)
             raise NoCommand(words, host=self._host, exit_code=code, stderr=errors)
         why = errors[-_WORDS:] or f"it ended with {code}"
         return Broken(f"the line broke: {why}")

@@ -57,6 +57,8 @@ class SshRoute:
 
     name: str
     host: str
+    login: str
+    """As `Pod.login`."""
     python: str
     command: Callable[[Sequence[str]], list[str]]
     """Returns the local argument list that runs a command on the pod."""
@@ -86,6 +88,7 @@ def route_to(
     return SshRoute(
         name=pod.name,
         host=pod.address,
+        login=pod.login,
         python=python,
         command=command,
         patience_s=patience_s,
@@ -291,7 +294,7 @@ class _Tries:
 
 def _far_end(route: SshRoute, *words: str) -> Pipe:
     argv, marker = marked(far_end_argv(route.python, *words))
-    return Pipe(route.command(argv), marker, route.host)
+    return Pipe(route.command(argv), marker, route.host, route.login)
 
 
 @cache
