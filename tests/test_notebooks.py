@@ -51,6 +51,13 @@ def test_the_first_cell_holds_the_parameters(path: Path) -> None:
     assert own <= {"mine"}  # the last cell's file
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_cell_fails_on_purpose(path: Path) -> None:
+    """papermill ends with an error after each cell that fails, whatever the tags of the cell."""
+    cells = nbformat.read(path, as_version=4).cells
+    assert [cell.id for cell in cells if "raises-exception" in cell.metadata.get("tags", ())] == []
+
+
 @pytest.mark.slow
 def test_papermill_changes_pods_steps_and_rows(tmp_path: Path) -> None:
     """The notebook is run to its job; other tests run jobs."""
