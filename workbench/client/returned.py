@@ -54,7 +54,8 @@ def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseEx
     with suppress(AttributeError, LookupError):
         if str(cause) == fault.message:
             return cause
-    told: type[BaseException] = type(kind.__name__, (kind,), {"__str__": lambda _: fault.message})
+    members = {"__str__": lambda _: fault.message, "__module__": kind.__module__}
+    told: type[BaseException] = type(kind.__name__, (kind,), members)
     return told.__new__(told, message)
 
 

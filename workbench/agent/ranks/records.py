@@ -43,6 +43,12 @@ _CHAIN = (
 )
 # A traceback after one of these lines did not end the process.
 _HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
+# Tracebacks of finalizers and of logging, which often come after the cause.
+_BESIDE = re.compile(
+    r"^(?:Exception ignored|--- Logging error ---).*\n{1,2}Traceback .*\n(?:[ \t].*\n)*.*\n?"
+    r"(?:Call stack:\n(?:[ \t].*\n)*Message: .*\nArguments: .*\n?)?",
+    re.MULTILINE,
+)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
 # Lines of a log, of a bar and of a warning, unless a word of theirs names an error.
 _NOISE = re.compile(
@@ -104,7 +110,9 @@ class Failure:
 
 def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
     """Return the failure of a rank without a record, read from the end of its stderr."""
-    last = last_traceback(stderr)
+    rest = _BESIDE.sub("", "\n".join(map(_clean, stderr.split("\n"))))
+    words = _last_words(rest)
+    last = last_traceback(rest) or (None if words else last_traceback(stderr))
     if exit_code < 0:
         return _from_signal(-exit_code, last, stderr, oom_hint)
     if exit_code == 0:
@@ -112,7 +120,6 @@ def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
     if last is not None:
         return last
     message = f"exit code {exit_code}"
-    words = _last_words(stderr)
     if words:
         message += f": {words}"
     return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
