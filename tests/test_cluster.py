@@ -196,7 +196,7 @@ def test_ranks_that_open_no_group_are_named(cluster: Cluster, tmp_path: Path) ->
     run = cluster.submit(Script(script, env={"ACCELERATE_USE_CPU": "false"}))
     result = run.wait(120, progress=False).raise_for_status()
     assert _log(run).split() == ["false"]
-    said = "no process group of torch connects two ranks, so each of the 2 ranks worked alone"
+    said = "no process group of torch connects two ranks: each of the 2 ranks worked alone"
     assert said in result.message
     assert said in run.message
 

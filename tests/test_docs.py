@@ -430,7 +430,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "sphinx", "-q", str(ROOT / "docs"), str(there)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=590,
     )
     assert done.returncode == 0, done.stderr
     return there

@@ -13,7 +13,11 @@ import papermill
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted(
+    path
+    for folder in ("notebooks", "docs/walkthroughs")
+    for path in (ROOT / folder).glob("*.ipynb")
+)
 WITHOUT_PODS = "01_prep_dataset"
 ROWS = {"train_rows", "dataset", "mine"}
 
@@ -37,13 +41,21 @@ def test_the_first_cell_holds_the_parameters(path: Path) -> None:
     assert {*numbers_and_texts} <= papermill.inspect_notebook(path).keys()
     assert ROWS & {*names}
     if path.stem != WITHOUT_PODS:
-        assert {"backend", "pod", "count", "max_steps"} <= {*names}
+        assert {"backend", "pod", "count"} <= {*names}
+        assert {"max_steps", "epochs"} & {*names}
     # A parameter that a later cell does not read, or sets itself, changes nothing.
     later = ast.parse("\n".join(cell.source for cell in code[1:]))
     used = [node for node in ast.walk(later) if isinstance(node, ast.Name) and node.id in names]
     assert {node.id for node in used if isinstance(node.ctx, ast.Load)} == {*names}
     own = {node.id for node in used if not isinstance(node.ctx, ast.Load)}
     assert own <= {"mine"}  # the last cell's file
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_cell_fails_on_purpose(path: Path) -> None:
+    """papermill ends with an error after each cell that fails, whatever the tags of the cell."""
+    cells = nbformat.read(path, as_version=4).cells
+    assert [cell.id for cell in cells if "raises-exception" in cell.metadata.get("tags", ())] == []
 
 
 @pytest.mark.slow

@@ -1298,6 +1298,8 @@ def test_a_folder_without_training_rows_names_what_it_has(tmp_path: Path) -> Non
     [
         ("https://huggingface.co/datasets/me/rows", "'kind': 'hub', 'name': 'me/rows'"),
         ("https://huggingface.co/datasets/me/rows/tree/main", "'name': 'me/rows'"),
+        ("https://huggingface.co/datasets/squad", "'name': 'squad'"),
+        ("https://huggingface.co/datasets/squad/viewer/plain_text", "'name': 'squad'"),
         ({"kind": "files", "train": "https://hf.co/datasets/me/rows"}, "'name': 'me/rows'"),
         ("me/rows", "'kind': 'hub', 'name': 'me/rows'"),
     ],

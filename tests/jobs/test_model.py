@@ -66,6 +66,9 @@ def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
             "hf://google/flan-t5-small",
             sentence("model {} is an address; give the hub id", "google/flan-t5-small"),
         ),
+        ("https://huggingface.co/gpt2/tree/main", sentence("give the hub id {}", "'gpt2'")),
+        ("huggingface.co/gpt2", sentence("give the hub id {}", "'gpt2'")),
+        ("hf.co/google/t5-small", sentence("give the hub id {}", "'google/t5-small'")),
         (
             "https://huggingface.co/google/flan-t5-small/tree/main",
             sentence("model {} is an address; give the hub id", "google/flan-t5-small"),

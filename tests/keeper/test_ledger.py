@@ -61,7 +61,11 @@ def test_ranks_without_a_group_are_named_once_they_train_or_have_ended(
         seen.record(replace(said, ranks=[replace(said.ranks[0], alone=alone[number])]))
     if stepped:
         seen.totals.take(Event(time_s=time.time(), rank=0, kind="step", data={"step": 1}))
-    words = "no process group of torch connects two ranks, so each of the 2 ranks worked alone"
+    # torch's RPC, MPI and others connect ranks without a group.
+    words = (
+        "no process group of torch connects two ranks: each of the 2 ranks worked alone, "
+        "unless the script connects the ranks by other means"
+    )
     assert seen.warnings == [words] * named
     assert seen.remark("", stopping="") == words * named
 

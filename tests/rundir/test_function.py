@@ -227,6 +227,14 @@ class Named(Exception):
         super().__init__(column)
 
 
+class Counted(Exception):
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows"
+
+
 @pytest.mark.parametrize(
     ("kind", "rank", "cause"),
     [
@@ -234,6 +242,7 @@ class Named(Exception):
         ("KeyError", 0, KeyError("no such column")),
         ("KeyError", 0, KeyError(("a", 1))),
         ("Named", 0, Named(column="no such column")),
+        ("JSONDecodeError", 0, json.JSONDecodeError("no such column", "", 0)),  # of json's names
         ("ExceptionGroup", 0, None),
         ("OutOfMemoryError", 0, None),
         ("helper", 0, None),
@@ -249,6 +258,18 @@ def test_the_cause_is_of_the_type_that_the_function_raised(
     fault = RunFault(rank=rank, kind=kind, message=str(raised))
     assert repr(raised_by(helper, fault)) == repr(cause)
     assert raised_by(helper, None) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Counted, "3 rows"), (UnicodeDecodeError, "'utf-8' codec can't decode byte 0xff")],
+)
+def test_a_cause_whose_text_needs_its_own_fields_has_the_text_of_the_rank(
+    kind: type[Exception], message: str
+) -> None:
+    cause = raised_by(helper, RunFault(rank=0, kind=kind.__name__, message=message))
+    assert isinstance(cause, kind)
+    assert (type(cause).__name__, str(cause)) == (kind.__name__, message)
 
 
 def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -> None:

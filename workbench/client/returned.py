@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from workbench.base.errors import RunError
@@ -32,8 +33,12 @@ def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseEx
     """
     if fault is None or fault.rank is None:
         return None
-    known = {**vars(builtins), **getattr(inspect.unwrap(function), "__globals__", {})}
-    kind = known.get(fault.kind)
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    kind = {**vars(builtins), **names}.get(fault.kind)
+    if kind is None:  # a type of an imported module, such as subprocess.CalledProcessError
+        modules = [each for each in names.values() if isinstance(each, ModuleType)]
+        kinds = (vars(module).get(fault.kind) for module in modules)
+        kind = next(filter(None, kinds), None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         return None
     message = fault.message
@@ -42,9 +47,16 @@ def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseEx
             message = ast.literal_eval(message)
     try:
         # Without __init__, whose arguments are not known.
-        return kind.__new__(kind, message)
+        cause = kind.__new__(kind, message)
     except TypeError:  # a type such as ExceptionGroup takes more
         return None
+    # The text of some types needs what their __init__ sets.
+    with suppress(AttributeError, LookupError):
+        if str(cause) == fault.message:
+            return cause
+    members = {"__str__": lambda _: fault.message, "__module__": kind.__module__}
+    told: type[BaseException] = type(kind.__name__, (kind,), members)
+    return told.__new__(told, message)
 
 
 def _of_rank(paths: RunPaths, rank: int) -> object:

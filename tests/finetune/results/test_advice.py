@@ -150,7 +150,7 @@ def test_the_cause_is_named_and_has_a_few_fixes(
 def test_a_script_that_misses_its_own_modules_is_told_of_the_options() -> None:
     fault = RunFault(rank=0, kind="ModuleNotFoundError", message="No module named 'pkg'")
     fixes = " ".join(advise(fault, Script(path="train.py")).fixes)
-    assert "Script('scripts/train.py', folder='.')" in fixes
+    assert "Script('scripts/train.py', folder='.', env={'PYTHONPATH': '.'})" in fixes
     assert "Script(module='pkg.train', folder='src')" in fixes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -30,8 +31,8 @@ _RECORD_BYTES = 64 * 1024
 _MESSAGE_CHARS = 4000
 _TAIL_LINES = 20
 
-# torch puts "[rank1]: " before every line of an uncaught exception.
-_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+# torch puts "[rank1]: " before every line of an uncaught exception. Others colour their lines.
+_PREFIX = re.compile(r"^\[rank\d+\]:\s?|\x1b\[[\d;]*[A-Za-z]")
 # A half-drawn bar may precede the text on its line. The inner tracebacks of a group have a margin.
 _HEAD = re.compile(
     r"^(?!\s+\|).*?((?:  \+ Exception Group )?Traceback \(most recent call last\):)$"
@@ -42,18 +43,25 @@ _CHAIN = (
 )
 # A traceback after one of these lines did not end the process.
 _HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
+# Tracebacks of finalizers and of logging, which often come after the cause.
+_BESIDE = re.compile(
+    r"^(?:Exception ignored|--- Logging error ---).*\n{1,2}Traceback .*\n(?:[ \t].*\n)*.*\n?"
+    r"(?:Call stack:\n(?:[ \t].*\n)*Message: .*\nArguments: .*\n?)?",
+    re.MULTILINE,
+)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
 # Lines of a log, of a bar and of a warning, unless a word of theirs names an error.
 _NOISE = re.compile(
-    r"^\W{0,3}(\w{1,20}:)? ?\d{4}-\d\d-\d\d|^\W{0,3}\d\d:\d\d:\d\d"  # a time
-    r"|^\W{0,3}[DIW]\d{4}[ :]"  # glog: W1128 10:11:12
+    r"^\W{0,3}(\w{1,20}:?)? ?\d{4}-\d\d-\d\d|^\W{0,3}(\w{3} [ \d]\d )?\d\d:\d\d:\d\d"  # a time
     r"|\b(DEBUG|INFO|WARN|WARNING)\b|Warning: |warnings\.warn\("
+    r"|\b(?i:info|warning) ?(:|#\d)|\blevel\W{1,3}(?i:debug|info|warn)"  # perl, OpenMP, JSON
+    r"|^(wandb|huggingface/tokenizers): "
     r"|\d%\|"  # tqdm
 )
-# Stacks that the interpreter or faulthandler adds below the cause.
-_STACK = re.compile(
+# Lines that the interpreter, faulthandler or glog (W1128 10:11:12) add below the cause.
+_BELOW = re.compile(
     r"^(Current thread|Thread) 0x|^Python runtime state: |^Extension modules: "
-    r'|^  (File "|<no Python frame>|\.\.\.$)'
+    r'|^  (File "|<no Python frame>|\.\.\.$)|^Exception ignored |^\W{0,3}[DIW]\d{4}[ :]'
 )
 _OF_A_CAUSE = re.compile(
     r"errors?\b|\b(fatal|fail(ed|ure)?|exceptions?|cannot|can't|not found|no such|denied|refused"
@@ -102,7 +110,9 @@ class Failure:
 
 def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
     """Return the failure of a rank without a record, read from the end of its stderr."""
-    last = last_traceback(stderr)
+    rest = _BESIDE.sub("", "\n".join(map(_clean, stderr.split("\n"))))
+    words = _last_words(rest)
+    last = last_traceback(rest) or (None if words else last_traceback(stderr))
     if exit_code < 0:
         return _from_signal(-exit_code, last, stderr, oom_hint)
     if exit_code == 0:
@@ -110,7 +120,6 @@ def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
     if last is not None:
         return last
     message = f"exit code {exit_code}"
-    words = _last_words(stderr)
     if words:
         message += f": {words}"
     return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
@@ -262,9 +271,12 @@ def _clean(line: str) -> str:
 
 def _last_words(stderr: str) -> str:
     """Return the last line that may name a cause. Empty: a log, bars or warnings alone."""
-    for line in reversed(stderr.splitlines()):
+    lines = ["", *stderr.splitlines()]
+    for above, line in reversed([*itertools.pairwise(lines)]):
         cleaned = _clean(line)[:_MESSAGE_CHARS]
-        if _STACK.search(cleaned):
+        # Python shows the source of a warning below the warning.
+        is_source = cleaned.startswith(" ") and "Warning: " in above
+        if is_source or _BELOW.search(cleaned):
             continue
         if cleaned.strip() and (_OF_A_CAUSE.search(cleaned) or not _NOISE.search(cleaned)):
             return cleaned

@@ -357,8 +357,8 @@ _RULES: tuple[_Rule, ...] = (
         script=(
             "install the package into the Python of every pod, or name it in "
             'Script(requirements=["…"]) or PodSpec(pip=["…"])',
-            "send the folder above your own module: Script('scripts/train.py', folder='.'), or "
-            "Script(module='pkg.train', folder='src')",
+            "send the folder above your own module: Script('scripts/train.py', folder='.',"
+            " env={'PYTHONPATH': '.'}), or Script(module='pkg.train', folder='src')",
         ),
     ),
     _Rule(

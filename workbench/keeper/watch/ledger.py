@@ -87,8 +87,8 @@ class RunLedger:
             warnings.append(f"logs are incomplete: {message}")
         if self._worked_alone:
             warnings.append(
-                "no process group of torch connects two ranks, so each of the "
-                f"{self.world_size} ranks worked alone"
+                f"no process group of torch connects two ranks: each of the {self.world_size} "
+                "ranks worked alone, unless the script connects the ranks by other means"
             )
         return warnings
 

@@ -26,7 +26,9 @@ from workbench.rundir.stores.store import Copy, Store
 _T = TypeVar("_T")
 _ARCHIVE = ".tar.bz2"
 _HUB_PAGE = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)", re.IGNORECASE
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/"
+    r"([\w.-]+(?:/(?!(?:tree|blob|resolve|viewer|discussions)\b)[\w.-]+)?)",
+    re.IGNORECASE,
 )
 
 

@@ -23,7 +23,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _AT_REVISION = re.compile(rf"(?P<id>{_HUB_ID.pattern})@(?P<revision>\S+)")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}\S+", re.IGNORECASE)
 _AT_HUB = re.compile(
-    rf"(?:hf:/{{1,2}}|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)({_HUB_ID.pattern})",
+    r"(?:hf:/{1,2}|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)"
+    r"([A-Za-z0-9][\w.-]*(?:/(?!(?:tree|blob|resolve|discussions)\b)[A-Za-z0-9][\w.-]*)?)",
     re.IGNORECASE,
 )
 
@@ -79,9 +80,9 @@ def check_address(model: str) -> None:
         Traceback (most recent call last):
         workbench.base.errors.ConfigError: model ... is an address; give the hub id 'me/mine'
     """
-    if not _ADDRESS.fullmatch(model):
-        return
     at_hub = _AT_HUB.match(model)
+    if not (at_hub or _ADDRESS.fullmatch(model)):
+        return
     if at_hub:
         raise ConfigError(f"model {shortened(model)} is an address; give the hub id {at_hub[1]!r}")
     raise ConfigError(
@@ -98,9 +99,9 @@ def model_kind(model: str) -> ModelKind:
         if not (is_there(folder / "config.json") or is_there(folder / ADAPTERS)):
             raise ConfigError(f"model folder {model!r} holds no config.json; {way_out(folder)}")
         return "folder"
+    check_address(model)
     if _HUB_ID.fullmatch(model) and not is_there(folder):
         return "hub"
-    check_address(model)
     at = _AT_REVISION.fullmatch(model)
     if at:
         raise ConfigError(
