@@ -944,7 +944,8 @@ def test_an_image_runs_by_pyxis_with_the_folders_of_the_pods(tmp_path: Path) -> 
     text = script("w-test-ab12", ["pod-0"], tmp_path, 4, (), box, package)
     log = run_script(tmp_path, text, python3=PYTHON)
     mounts = f"{tmp_path}:{tmp_path},/local:/local"
-    assert f"--container-image=nvcr.io#a/b:1 --container-mounts={mounts} env PYTHONPATH=" in log
+    words = f"--container-image=nvcr.io#a/b:1 --container-mounts={mounts}"
+    assert f"{words} --no-container-remap-root env PYTHONPATH=" in log
     config = tmp_path / "pod-0-ab12.json"
     assert f"python -P -m workbench.pods.slurm.worker {config} with {package} and nothing" in log
 
