@@ -73,14 +73,13 @@ def _make_key(path: Path, comment: str) -> None:
     """Make a key pair by OpenSSH's own program, as an image has no packages of the notebook."""
     words = [*_KEYGEN, "-C", comment, "-f", str(path)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_KEYGEN_S)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_KEYGEN_S, umask=0o077)
     except FileNotFoundError as error:
         raise ConfigError(
             f"ssh-keygen is not installed, and pods need a host key; run: {APT_LINE}"
         ) from error
     if done.returncode != 0:
         raise PodError(f"ssh-keygen made no host key: {(done.stderr or done.stdout).strip()}")
-    path.with_name(f"{path.name}.pub").chmod(0o600)
 
 
 def find_sshd() -> str:
