@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,8 @@ class Nvml:
         self.now_s = 100.0
         self.library = self
         monkeypatch.setattr(ctypes, "CDLL", self.load)
-        monkeypatch.setattr(gpus.time, "monotonic", lambda: self.now_s)  # type: ignore[attr-defined]
+        # The clock of the watch alone: a clock that stands in `time` lets no wait of a test end.
+        monkeypatch.setattr(gpus, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def load(self, name: str) -> Any:
@@ -222,7 +224,9 @@ def test_a_slow_driver_delays_its_figures_and_nothing_else(nvml: Nvml) -> None:
     nvml.now_s += 25
     assert watch.latest() == [FIRST, {"index": 1, "error": 10.0}]
     slow.set()  # the driver had answered none of the looks so far
-    until(lambda: threading.active_count() == 1, 10)
+    thread = watch._readings[1, ""]._thread
+    assert thread is not None
+    until(lambda: not thread.is_alive(), 10)
     nvml.now_s += 5
     assert watch.latest() == [FIRST, SECOND]
 

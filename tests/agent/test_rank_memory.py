@@ -81,7 +81,7 @@ def test_the_memory_of_processes_is_between_that_of_the_largest_and_of_all(
     watch = MemoryWatch(Tasks())
     rows = [[pid, size.own_bytes // 2, size.shared_bytes // 2, size.bytes, size.shared_bytes]
             for pid, size in sizes.items() if pid in seen]  # fmt: skip
-    watch._take({"shares": rows, "left": 0})
+    watch._take({"shares": rows})
     every = [size.bytes for size in sizes.values()]
     assert max(every, default=0) <= watch.total(sizes, parents) <= sum(every)
 
@@ -92,7 +92,7 @@ def test_a_program_that_another_started_counts_as_a_whole_and_a_fork_does_not() 
     assert watch.total({1: shell, 2: python}, {2: 1}) == 900
     assert watch.total({2: python, 3: fork}, {3: 2}) == 900
     # What the fork wrote since the last exact look is its own.
-    watch._take({"shares": [[2, 450, 0, 900, 0], [3, 450, 0, 890, 0]], "left": 0})
+    watch._take({"shares": [[2, 450, 0, 900, 0], [3, 450, 0, 890, 0]]})
     assert watch.total({2: python, 3: Resident(990, 990, 0)}, {3: 2}) == 1000
 
 
@@ -122,8 +122,9 @@ def test_an_agent_works_on_while_a_look_is_slow(
     until(lambda: agent._memory.look([processes]) or has_seen(agent._memory, processes), 60)
 
 
+@pytest.mark.parametrize("expensive", [1, 2], ids=["first", "last"])
 def test_a_look_beyond_its_budget_is_not_repeated_soon(
-    processes: list[int], monkeypatch: pytest.MonkeyPatch
+    processes: list[int], monkeypatch: pytest.MonkeyPatch, expensive: int
 ) -> None:
     now = 0.0
     begun = []
@@ -133,7 +134,17 @@ def test_a_look_beyond_its_budget_is_not_repeated_soon(
             begun.append(work)
             return super().begin(work)
 
-    monkeypatch.setattr(memory, "_BUDGET_S", -1.0)
+    used_s = 0.0
+    looks = 0
+
+    def look(_pid: int) -> tuple[int, int]:
+        nonlocal used_s, looks
+        looks += 1
+        used_s += 10.0 if looks == expensive else 0.1
+        return 1, 1
+
+    monkeypatch.setattr(memory, "_exact_share", look)
+    monkeypatch.setattr(memory.time, "process_time", lambda: used_s)
     tasks = Counted()
     watch = MemoryWatch(tasks)
     monkeypatch.setattr(memory.time, "monotonic", lambda: now)
@@ -141,7 +152,7 @@ def test_a_look_beyond_its_budget_is_not_repeated_soon(
     monkeypatch.undo()
     until(lambda: watch.look([processes]) or watch._task is None, 60)
     watch.look([processes])
-    assert len(begun) == 1 and not has_seen(watch, processes)
+    assert len(begun) == 1 and has_seen(watch, processes) == (expensive == 2)
 
 
 def test_exact_looks_are_a_minute_apart_and_in_another_process(

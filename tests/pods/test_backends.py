@@ -61,3 +61,4 @@ def test_the_documented_settings_of_a_site_are_the_ones_that_pass() -> None:
     passed = {name for name in names if is_session_variable(name.replace("*", "X"))}
     assert set(names) - passed == {"CUDA_VISIBLE_DEVICES"}
     assert {each.rstrip("*") for each in names} >= set(process._SITE_PREFIXES)
+    assert set(names) >= process._SITE_VARIABLES | set(process._SCRATCH)

@@ -385,6 +385,22 @@ def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> No
             {"spec": {"containers": [{"name": "worker", "restartPolicy": "Always"}]}},
             "worker.*restartPolicy 'Always': .*'Never'",
         ),
+        *(
+            (
+                {"spec": {"containers": [{"name": "worker", "resources": resources}]}},
+                f"worker.*resources.limits.{words}",
+            )
+            for resources, words in (
+                # The pod's GPU requests eight cores, and has no limit of its own.
+                ({"limits": {"cpu": 4}}, "cpu '4': .*request '8000m'.*another PodSpec"),
+                ({"limits": {"cpu": "7900m"}}, "cpu '7900m': .*request '8000m'"),
+                ({"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}, "memory '4Gi'"),
+            )
+        ),
+        (
+            {"spec": {"containers": [{"name": "worker", "securityContext": {"privileged": True}}]}},
+            "worker.*privileged: .*give capabilities=",
+        ),
         ({"spec": {"serviceAccount": "x"}}, "spec.serviceAccount: .*serviceAccountName"),
         # No option of KubernetesPods changes the field.
         ({"spec": {"enableServiceLinks": True}}, "True: .* have False; leave the line out$"),
@@ -399,7 +415,7 @@ def test_a_pod_template_that_contradicts_the_workbenchs_pod_is_refused(
 ) -> None:
     affinity = {"podAffinity": {}}
     with pytest.raises(ConfigError, match=f"(?s)pod_template.*{words}"):
-        objects(pod_template=template, affinity=affinity)
+        objects(PodSpec(gpus=1), pod_template=template, affinity=affinity)
 
 
 @pytest.mark.parametrize(("options", "notice_s"), [({}, 30), ({"notice_s": 600}, 600)])

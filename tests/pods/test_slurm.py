@@ -29,6 +29,7 @@ from workbench.client.checkup import more_pods
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.bootstrap.guardian import WorkerConfig
 from workbench.pods.bootstrap.process import session_environment
+from workbench.pods.bootstrap.worker import _completed
 from workbench.pods.notes import read_note, write_note
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -691,7 +692,13 @@ def test_an_option_without_effect_is_refused(
                 {"options": [word]},
                 sentence("The job's script would run in the container", word),
             )
-            for word in ("--container-image=nvcr.io/x", "--container=/images/x", "--cont=x")
+            for word in (
+                "--container-image=nvcr.io/x",
+                "--container=/images/x",
+                "--cont=x",
+                "--no-container-mount-home",
+                "--no-cont",
+            )
         ),
         ({"setup": "module load cuda"}, "setup is 'module load cuda'"),
         ({"setup": [" "]}, sentence("Write each shell command as one text of one line", "' '")),
@@ -747,6 +754,7 @@ def test_the_environment_of_an_allocation_and_secrets_stay_out_of_the_job() -> N
         "SQUEUE_PARTITION": "x",
         "HF_TOKEN": "secret",
         "TMPDIR": "/scratch/1",
+        "SLURM_TMPDIR": "/scratch/1",
         "CUDA_VISIBLE_DEVICES": "3",
         "NCCL_AUTH_TOKEN": "secret",
         "SCRATCH_PASSWORD": "secret",
@@ -778,9 +786,32 @@ def test_the_site_s_own_settings_reach_the_nodes_and_their_sessions(
         "TRITON_CACHE_DIR": "/scratch/ada/triton",
     }
     assert commands.environment(site) == site
-    for name, value in site.items():
+    of_node = {"TMPDIR": "/local/7", "SLURM_TMPDIR": "/local/7"}
+    for name, value in {**site, **of_node}.items():
         monkeypatch.setenv(name, value)
-    assert site.items() <= session_environment().items()
+    assert {**site, **of_node}.items() <= session_environment().items()
+
+
+def test_a_setup_variable_that_sshd_cannot_take_is_named(tmp_path: Path) -> None:
+    config = WorkerConfig(
+        name="pod-0",
+        address="",
+        port=2222,
+        slots=1,
+        root=str(tmp_path),
+        log=str(tmp_path / "log"),
+        public_key="",
+        environment={},
+        lease_s=1,
+        timeout_s=1,
+        rendezvous=("127.0.0.1", 1),
+        token="",
+    )
+    given = {"LAB": "a b", "OPTIONS": '{"a": 1}', "PATTERN": "\\d"}
+    whole = _completed(config, "127.0.0.1", given)
+    assert whole.environment["LAB"] == "a b"
+    assert whole.environment.keys().isdisjoint({"OPTIONS", "PATTERN"})
+    assert "left out of the pods: OPTIONS, PATTERN. sshd takes no" in (tmp_path / "log").read_text()
 
 
 def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
@@ -944,7 +975,8 @@ def test_an_image_runs_by_pyxis_with_the_folders_of_the_pods(tmp_path: Path) -> 
     text = script("w-test-ab12", ["pod-0"], tmp_path, 4, (), box, package)
     log = run_script(tmp_path, text, python3=PYTHON)
     mounts = f"{tmp_path}:{tmp_path},/local:/local"
-    assert f"--container-image=nvcr.io#a/b:1 --container-mounts={mounts} env PYTHONPATH=" in log
+    words = f"--container-image=nvcr.io#a/b:1 --container-mounts={mounts}"
+    assert f"{words} --no-container-remap-root env PYTHONPATH=" in log
     config = tmp_path / "pod-0-ab12.json"
     assert f"python -P -m workbench.pods.slurm.worker {config} with {package} and nothing" in log
 

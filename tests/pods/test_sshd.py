@@ -4,11 +4,13 @@ import os
 import pwd
 import stat
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
 from workbench.pods.bootstrap.sshd import Daemon, find_sshd, login_user
 from workbench.pods.ssh.identity import Identity
@@ -53,6 +55,28 @@ def test_sshd_reads_the_configuration_as_meant(daemon: Daemon) -> None:
     allowed = (daemon.folder / "authorized_keys").read_text()
     assert allowed.startswith('restrict,from="127.0.0.0/8" ssh-ed25519 ')
     assert {stat.S_IMODE(path.stat().st_mode) for path in daemon.folder.iterdir()} == {0o600}
+
+
+def test_a_pod_of_an_image_needs_python_and_openssh_alone(tmp_path: Path) -> None:
+    """The Python of an image has torch, and may have none of the notebook's packages."""
+    program = f"""
+import sys
+sys.path.insert(0, {HOME!r})
+import workbench.pods.cml.worker, workbench.pods.slurm.worker
+from pathlib import Path
+from workbench.pods.bootstrap import guardian, sshd
+daemon = sshd.Daemon(
+    folder=Path({str(tmp_path / "sshd")!r}), address="127.0.0.2", port=22022, user="root",
+    public_key="ssh-ed25519 AAAAC3NzaC1lZDI1NTE5", environment={{}},
+)
+daemon.prepare()
+daemon.config()
+print(daemon.host_key, guardian.installed_versions())
+"""
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ssh-ed25519 ")
 
 
 def test_values_that_would_break_out_are_refused(daemon: Daemon) -> None:

@@ -90,7 +90,7 @@ class MemoryWatch:
         rows = cast("list[list[int]]", answer.get("shares", []))
         for pid, own, shared, then, then_shared in rows:
             self._shares[pid] = _Share(own, shared, Resident(then, then, then_shared))
-        if answer.get("left") or "error" in answer:
+        if answer.get("is_expensive") or "error" in answer:
             _log.info("memory of ranks: an exact look is too expensive: %s", answer)
             self._due = time.monotonic() + _SKIPPED_S
 
@@ -99,15 +99,18 @@ def _exact_shares(pids: Sequence[int]) -> Answer:
     """Read exact shares until the budget of CPU time is used. Runs in a fork."""
     shares: list[list[int]] = []
     began_s = time.process_time()
-    for place, pid in enumerate(pids):
-        if time.process_time() - began_s > _BUDGET_S:
-            return {"shares": shares, "left": len(pids) - place}
+    used_s = 0.0
+    for pid in pids:
+        if used_s > _BUDGET_S:
+            break
         exact = _exact_share(pid)
         size = resident(pid)
         if exact is not None and size.bytes:
             own, shared = exact
             shares.append([pid, own, shared, size.bytes, size.shared_bytes])
-    return {"shares": shares, "left": 0}
+        used_s = time.process_time() - began_s
+    # A single large process can use more than the budget, also as the last.
+    return {"shares": shares, "is_expensive": used_s > _BUDGET_S}
 
 
 def _exact_share(pid: int) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,8 +98,8 @@ _SITE_PREFIXES = (
     "TORCH_NCCL_",
     "UCX_",
 )
-_SCRATCH = "SCRATCH"
-"""Part of the name of every variable with a scratch folder: `PSCRATCH`, `SCRATCHDIR`, …"""
+_SCRATCH = ("SCRATCH", "TMPDIR")
+"""Parts of the names of variables with a scratch folder: `PSCRATCH`, `SLURM_TMPDIR`, …"""
 _ASSIGNED = frozenset(("CUDA_VISIBLE_DEVICES",))
 """Variables that differ from pod to pod."""
 
@@ -240,12 +240,15 @@ def session_environment() -> dict[str, str]:
     return {**usable, "SHLVL": "1"}
 
 
-def left_out() -> str:
-    """Return that some variables of this machine do not reach the sessions, or nothing."""
-    names = []
-    for name, value in sorted(os.environ.items()):
-        if is_session_variable(name) and not can_be_set(value):
-            names.append(name)
+def left_out(more: Mapping[str, str] | None = None) -> str:
+    """Return that some variables do not reach the sessions, or nothing.
+
+    Args:
+        more: Variables beside those of this machine. Default: none.
+    """
+    own = {name: value for name, value in os.environ.items() if is_session_variable(name)}
+    wanted = {**own, **(more or {})}
+    names = sorted(name for name, value in wanted.items() if not can_be_set(value))
     if not names:
         return ""
     return (
@@ -263,7 +266,7 @@ def is_session_variable(name: str) -> bool:
     """
     if name in _SESSION_VARIABLES or name in _SITE_VARIABLES:
         return True
-    is_site_s = name.startswith(_SITE_PREFIXES) or _SCRATCH in name
+    is_site_s = name.startswith(_SITE_PREFIXES) or any(part in name for part in _SCRATCH)
     return is_site_s and name not in _ASSIGNED and not is_secret_name(name)
 
 

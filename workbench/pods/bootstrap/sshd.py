@@ -6,18 +6,21 @@ import contextlib
 import os
 import pwd
 import shlex
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, PodError
 from workbench.base.files import write_text
 from workbench.pods.bootstrap import pod_main
 from workbench.pods.bootstrap.pod_main import SSHD_OPTIONS, can_be_set, user_pattern
 from workbench.pods.hostfile import check_address, check_port, check_user
-from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, nameless
+from workbench.pods.ssh.identity import APT_LINE, check_key_line, nameless
 
 _SHADOW = Path("/etc/shadow")
+_KEYGEN = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "")
+_KEYGEN_S = 120.0
 
 _CONFIG = """\
 ListenAddress {listen}
@@ -46,7 +49,7 @@ class Daemon:
     def prepare(self) -> None:
         """Make the folder (0700) with host key and authorized key (0600)."""
         self.folder.mkdir(mode=0o700)
-        generate_key(self.folder / "host_key", comment=self.folder.parent.name)
+        _make_key(self.folder / "host_key", comment=self.folder.parent.name)
         allowed = f'restrict,from="{self.allowed_from}" {check_key_line(self.public_key)}\n'
         write_text(self.folder / "authorized_keys", allowed)
 
@@ -64,6 +67,19 @@ class Daemon:
             session=f"SetEnv {session}",
         )
         return own + SSHD_OPTIONS
+
+
+def _make_key(path: Path, comment: str) -> None:
+    """Make a key pair by OpenSSH's own program, as an image has no packages of the notebook."""
+    words = [*_KEYGEN, "-C", comment, "-f", str(path)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_KEYGEN_S, umask=0o077)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"ssh-keygen is not installed, and pods need a host key; run: {APT_LINE}"
+        ) from error
+    if done.returncode != 0:
+        raise PodError(f"ssh-keygen made no host key: {(done.stderr or done.stdout).strip()}")
 
 
 def find_sshd() -> str:

@@ -18,7 +18,7 @@ from workbench.base.files.folders import remove_folder
 from workbench.base.process import live_descendants
 from workbench.pods.bootstrap.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.bootstrap.machine import check_free, free_port
-from workbench.pods.bootstrap.pod_main import Stop, stop
+from workbench.pods.bootstrap.pod_main import Stop, can_be_set, stop
 from workbench.pods.bootstrap.process import LocalWorker, left_out, session_environment
 
 _LOOK_S = 1.0
@@ -83,9 +83,10 @@ def _completed(config: WorkerConfig, address: str, environment: Mapping[str, str
         port = config.port
     except WorkbenchError:  # the platform's own sshd may be there
         port = free_port([address])
-    if words := left_out():
+    if words := left_out(environment):
         _say(config, words)
-    whole = {**session_environment(), **environment, **config.environment}
+    more = {name: value for name, value in environment.items() if can_be_set(value)}
+    whole = {**session_environment(), **more, **config.environment}
     return replace(config, address=address, port=port, environment=whole)
 
 

@@ -255,7 +255,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     """
     passed = {}
     for name, value in own.items():
-        # TMPDIR is a folder of this machine alone.
-        if (is_session_variable(name) or name in _OTHERS) and name != "TMPDIR":
+        # TMPDIR is a folder of this machine alone, and SLURM_TMPDIR one of the job around.
+        if (is_session_variable(name) or name in _OTHERS) and "TMPDIR" not in name:
             passed[name] = value
     return passed

@@ -62,7 +62,9 @@ class Container:
         if self.runner is not Runner.PYXIS:
             return []
         mounts = ",".join(f"{folder}:{folder}" for folder in self.mounts)
-        return [f"{_OF_PYXIS}={_pyxis_name(self.image)}", f"--container-mounts={mounts}"]
+        # A site may make each user root in containers, and sshd cannot be a root without other ids.
+        image = f"{_OF_PYXIS}={_pyxis_name(self.image)}"
+        return [image, f"--container-mounts={mounts}", "--no-container-remap-root"]
 
     @property
     def before(self) -> str:

@@ -85,7 +85,8 @@ def check_options(options: Sequence[str]) -> tuple[str, ...]:
         if instead:
             raise ConfigError(f"SlurmPods options has {word!r}. Use {instead}")
         # `--cons` is the beginning of --constraint.
-        if name.startswith(_CONTAINER) or (_CONTAINER.startswith(name) and len(name) > 3):
+        plain = name.removeprefix("no-")
+        if plain.startswith(_CONTAINER) or (_CONTAINER.startswith(plain) and len(plain) > 3):
             raise ConfigError(
                 f"SlurmPods options has {word!r}. The job's script would run in the container,"
                 " where Slurm's commands are missing. Use PodSpec.image instead"

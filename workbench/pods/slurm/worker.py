@@ -15,7 +15,6 @@ from pathlib import Path
 from workbench.base.errors import PodError
 from workbench.pods.bootstrap import worker
 from workbench.pods.bootstrap.guardian import WorkerConfig
-from workbench.pods.bootstrap.pod_main import can_be_set
 from workbench.pods.bootstrap.process import is_session_variable
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
@@ -62,7 +61,6 @@ def set_by_setup(before: bytes, own: Mapping[str, str]) -> dict[str, str]:
         and not is_session_variable(name)
         and name not in _NOT_PASSED_ON
         and earlier.get(name) != value
-        and can_be_set(value)
     }
 
 

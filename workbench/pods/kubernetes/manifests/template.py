@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,33 @@ def _check_levels(ours: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
                     "a GPU carries a rank; give PodSpec(gpus=…), and gpu_resource= for another"
                     " name",
                 )
+        _check_amounts(wanted, f"{at}.resources")
+        if container.get("securityContext", {}).get("privileged"):
+            raise _refusal(
+                f"{at}.securityContext.privileged",
+                "Kubernetes takes no privileged container without allowPrivilegeEscalation, and"
+                " pods of this cluster have False; leave the line out, and give capabilities= of"
+                " KubernetesPods",
+            )
         if "restartPolicy" in container:
             _equal(ours["restartPolicy"], container["restartPolicy"], f"{at}.restartPolicy")
         of_pod = ours.get("securityContext", {})
         for key, value in container.get("securityContext", {}).items():
             if key in of_pod:
                 _equal(of_pod[key], value, f"{at}.securityContext.{key}")
+
+
+def _check_amounts(wanted: Mapping[str, Any], where: str) -> None:
+    """Refuse a limit below the request, such as a limit of cores below those of the GPUs."""
+    limits = wanted.get("limits", {})
+    for name, request in wanted.get("requests", {}).items():
+        least, most = _amount(request), _amount(limits.get(name))
+        if least is not None and most is not None and least > most:
+            raise _refusal(
+                f"{where}.limits.{name} {limits[name]!r}",
+                f"pods of this cluster request {request!r}; leave the line out, or give another"
+                " PodSpec",
+            )
 
 
 def _as_read(value: Any, key: str = "") -> Any:
@@ -231,12 +253,18 @@ def _equal(ours: Any, more: Any, where: str) -> Any:
 
 def _is_same_amount(ours: Any, more: Any) -> bool:
     """Whether two quantities are equal, as 8 and "8", or "64" and "64000m"."""
+    amount = _amount(ours)
+    return amount is not None and amount == _amount(more)
+
+
+def _amount(quantity: Any) -> Decimal | None:
+    """Return a quantity as a number; None for no quantity."""
     from kubernetes.utils.quantity import parse_quantity
 
     try:
-        return bool(parse_quantity(ours) == parse_quantity(more))
+        return Decimal(parse_quantity(quantity))
     except (ValueError, TypeError):
-        return False
+        return None
 
 
 def _merged_items(
