@@ -127,6 +127,8 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     # about a hundred bytes, so the folder is not below pytest's.
     states = tempfile.mkdtemp(prefix="wb-")
     os.environ["XDG_STATE_HOME"] = states
+    # A pod looks for locks of builds where its ops are compiled, and others may build theirs.
+    os.environ["TORCH_EXTENSIONS_DIR"] = f"{states}/torch_extensions"
     yield
     if (forked := sys.modules.get("forkedruns")) is not None:
         forked.end_parent()

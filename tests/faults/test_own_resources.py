@@ -248,19 +248,22 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "300")
-    world.until(lambda: " line 5" in printed(run, 1), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # the run goes on until the faulty keeper has ended
+    run = counting(cluster, "--lines", "300", "--gate", str(gate))
+    world.until(lambda: " line 49" in printed(run, 1), 60)
     mistake = tmp_path / "mistake"
     with under_another_keeper(cluster, FAULTY, str(mistake)) as keeper:
         world.until(lambda: cluster_status(cluster.path).alive and cluster.phase == "ready", 60)
         mistake.touch()
-        assert keeper.wait(60) == 1
+        assert keeper.wait(180) == 1
     assert find(keeper.pid) is None
     assert load_json(ClusterPaths(cluster.path).state)["phase"] == "lost"
     words = "the keeper ended because of an internal error: ValueError: a mistake of the keeper"
     assert cluster.message == words
     assert run.state is RunState.LOST
     assert words in run.message
+    gate.write_text("1" * 6)
     world.ended(Run.load(run.path)).raise_for_status()
     exact(run, 300)
     assert cluster.phase == "ready"
@@ -305,12 +308,15 @@ def test_a_job_that_is_submitted_while_a_keeper_takes_over_waits_for_it(
 
 @pytest.mark.long
 def test_a_run_whose_pods_are_cleared_has_its_result_already(
-    world: World, cluster: Cluster
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "200")
-    world.until(lambda: " line 5" in printed(run, 1), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # the first keeper does not see the end
+    run = counting(cluster, "--lines", "200", "--gate", str(gate))
+    world.until(lambda: " line 49" in printed(run, 1), 60)
     with under_another_keeper(cluster, DIES_IN_CLEAR) as keeper:
-        keeper.wait(60)
+        gate.write_text("1" * 4)
+        keeper.wait(180)
     assert list((cluster.path / "pods").glob(f"pod-1/runs/{run.id}")) == []
     assert run.state is RunState.SUCCEEDED
     assert Cluster.attach(cluster.path).phase == "ready"
@@ -402,15 +408,18 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 
 @pytest.mark.long
 def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
-    world: World, cluster: Cluster
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "300", restarts=2)
-    world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # no rank ends before its pod
+    run = counting(cluster, "--lines", "300", "--gate", str(gate), restarts=2)
+    world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
     pod = guardian_of(cluster, 1)
     with under_another_keeper(cluster, DIES_IN_RESTART) as keeper:
         os.kill(pod, signal.SIGKILL)
+        gate.write_text("1" * 6)
         try:
-            assert keeper.wait(90) == -signal.SIGKILL
+            assert keeper.wait(180) == -signal.SIGKILL
         finally:
             keeper.kill()
     result = Run.load(run.path).wait(180, progress=False).raise_for_status()
@@ -433,13 +442,16 @@ def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
 
 @pytest.mark.long
 def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(
-    world: World, cluster: Cluster
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "300", restarts=2)
-    world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # no rank ends before its pod
+    run = counting(cluster, "--lines", "300", "--gate", str(gate), restarts=2)
+    world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
     pod = guardian_of(cluster, 1)
     kill_keeper(cluster)
     os.kill(pod, signal.SIGKILL)
+    gate.write_text("1" * 6)
     result = run.wait(180, progress=False).raise_for_status()
     (restart,) = result.restarts
     assert restart.what == "pod-1 was lost"

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.hurried import HurriedClock
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.files import write_text
@@ -65,7 +66,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def send(place: Rendezvous, pod: Pod, token: bytes | None = None, timeout_s: float = 10.0) -> None:
+def send(place: Rendezvous, pod: Pod, token: bytes | None = None, timeout_s: float = 120.0) -> None:
     register(place.host, place.port, token or place.token, pod, timeout_s=timeout_s)
 
 
@@ -76,7 +77,7 @@ def test_workers_come_at_once_in_any_order(
     done = [pool.submit(send, place, pod) for pod in reversed(pods)]
     up: list[list[str]] = []
     came = place.wait(
-        10.0, report=lines.append, arrived=lambda pods: up.append([pod.name for pod in pods])
+        120.0, report=lines.append, arrived=lambda pods: up.append([pod.name for pod in pods])
     )
     assert [encode_report(pod) for pod in came] == [encode_report(pod) for pod in pods]
     assert [future.result(120) for future in done] == [None] * 3
@@ -96,7 +97,7 @@ def test_thirty_two_workers(pods: list[Pod], pool: ThreadPoolExecutor) -> None:
 def test_the_same_worker_twice_is_one(pods: list[Pod], pool: ThreadPoolExecutor) -> None:
     with Rendezvous(["pod-0", "pod-1"]) as place:
         again = [pool.submit(send, place, pods[0]) for _ in range(3)]
-        later = pool.submit(lambda: (time.sleep(0.3), send(place, pods[1])))
+        later = pool.submit(lambda: (wait(again), send(place, pods[1])))
         assert len(place.wait(120)) == 2
         assert [future.result(120) for future in again] == [None] * 3
         assert later.exception(5) is None
@@ -109,8 +110,8 @@ def fail(
 
     def one_after_the_other() -> None:
         for pod in reports:
+            wait(sent)
             sent.append(pool.submit(send, place, pod))
-            time.sleep(0.2)
 
     thread = threading.Thread(target=one_after_the_other)
     thread.start()
@@ -221,17 +222,29 @@ def test_hostile_names(pods: list[Pod], name: object) -> None:
 
 
 def test_the_deadline_says_who_came_and_who_did_not(
-    place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
+    place: Rendezvous,
+    pods: list[Pod],
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock = HurriedClock()
+    monkeypatch.setattr("workbench.pods.rendezvous.listener.time", clock)
+
+    def arrived(came: Sequence[Pod]) -> None:
+        assert clock.ahead_s == 0.0, "the deadline is not over"
+        clock.ahead_s = 4000.0 * (len(came) == 2)
+
     pool.submit(send, place, pods[0])
     pool.submit(send, place, pods[1])
-    began_s = time.monotonic()
     with pytest.raises(PodTimeout) as caught:
-        place.wait(4.0, status_of=lambda name: "started 1 s ago, last log line: pulling image")
-    assert time.monotonic() - began_s >= 4.0
+        place.wait(
+            4000.0,
+            arrived=arrived,
+            status_of=lambda name: "started 1 s ago, last log line: pulling image",
+        )
     assert isinstance(caught.value, TimeoutError)
     expected = (
-        "2 of 3 workers reported in 4 s; missing: pod-2 "
+        "2 of 3 workers reported in 4000 s; missing: pod-2 "
         "(started 1 s ago, last log line: pulling image)"
     )
     assert str(caught.value) == expected
@@ -250,7 +263,7 @@ def test_a_worker_that_nobody_expects(
 ) -> None:
     stray = pool.submit(send, place, replace(pods[0], name="pod-9"))
     sent = [pool.submit(send, place, pod) for pod in pods[:2]]
-    pool.submit(lambda: (time.sleep(0.5), send(place, pods[2])))
+    pool.submit(lambda: (wait([stray, *sent]), send(place, pods[2])))
     assert len(place.wait(120)) == 3
     with pytest.raises(PodError, match=sentence("no worker {} is expected", "pod-9")):
         stray.result(120)
@@ -258,13 +271,22 @@ def test_a_worker_that_nobody_expects(
 
 
 def test_a_wrong_token_is_counted_and_told_only_when_none_came(
-    place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
+    place: Rendezvous,
+    pods: list[Pod],
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock = HurriedClock()
+    monkeypatch.setattr("workbench.pods.rendezvous.listener.time", clock)
+
+    def watch() -> None:
+        clock.ahead_s = 4000.0 * bool(place.refused["wrong token"])
+
     sent = pool.submit(send, place, pods[0], b"x" * 32, 0.5)
     with pytest.raises(
         PodTimeout, match=sentence("; {} reports came with a wrong token", "0 of 3")
     ):
-        place.wait(1.0)
+        place.wait(4000.0, watch=watch)
     assert place.refused["wrong token"] >= 1
     with pytest.raises(PodTimeout):
         sent.result(120)
@@ -435,7 +457,7 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(
             "from workbench.pods.rendezvous.listener import decode_report;"
             "register('127.0.0.1', int(sys.argv[1]), "
             "bytes.fromhex(Path(sys.argv[2]).read_text()), decode_report(sys.argv[3]), "
-            "timeout_s=10)"
+            "timeout_s=120)"
         )
         argv = [
             sys.executable,
