@@ -86,7 +86,7 @@ def test_the_exception_that_ended_a_real_program_is_found(name, tmp_path):
     code, kind, message = PROGRAMS[name]
     (tmp_path / "prog.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "prog.py"], cwd=tmp_path, capture_output=True, timeout=120
+        [sys.executable, "prog.py"], cwd=tmp_path, capture_output=True, timeout=300
     )
     failure = failure_from(done.stderr.decode(errors="replace"), done.returncode)
     assert (failure.kind, failure.message) == (kind, message)
@@ -95,7 +95,7 @@ def test_the_exception_that_ended_a_real_program_is_found(name, tmp_path):
 
 def test_a_chain_is_kept_whole(tmp_path):
     code, _, _ = PROGRAMS["chained"]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     traceback = last_traceback(f"noise\n{done.stderr}").traceback
     assert (
         "ZeroDivisionError" in traceback

@@ -333,5 +333,5 @@ print(look_up(pid).zombie)
 
 def test_a_daemon_without_marks_is_ended_where_a_guardian_has_adopted_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", GUARDED, "workbench.pods.bootstrap.guardian", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.stdout == "True\n", done.stderr

@@ -159,7 +159,7 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
             return False
 
         until(asked, 120, every_s=0.5)
-        assert run.wait(120, progress=False).state is RunState.STOPPED
+        assert run.wait(300, progress=False).state is RunState.STOPPED
         side.locator(".dw-run[data-state='stopped']").wait_for(timeout=WAIT_MS)
         tab.locator(".dw-state", has_text="stopped").wait_for(timeout=WAIT_MS)
         until(lambda: page.evaluate("window.rung"), 120)

@@ -23,7 +23,7 @@ def ip(*words: str) -> None:
 
 
 def _run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -60,7 +60,7 @@ class Namespace:
     def end_what_is_left(self) -> None:
         """End what still runs in it: sshd's sessions whose line broke learn of it late."""
         listed = subprocess.run(
-            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=120
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=300
         )
         for pid in map(int, listed.stdout.split()):
             with suppress(ProcessLookupError):

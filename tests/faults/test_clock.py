@@ -44,10 +44,10 @@ with Cluster(LocalPods(), count=2, path=sys.argv[1], **options) as cluster:
         until(lambda: len(run.logs(1, "stdout", None)) > seen + 500, 60)
         messages.append(run.message)
     end.touch()
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     lines = run.logs(1, "stdout", None).splitlines()
     whole = lines == [f"rank 1 line {n}" for n in range(len(lines))]
-    again = cluster.submit(Script(path=sys.argv[2], args=["--lines", "3"])).wait(60, progress=False)
+    again = cluster.submit(Script(path=sys.argv[2], args=["--lines", "3"])).wait(300, False)
 print(json.dumps({"state": result.state, "again": again.state, "whole": whole, "lines": len(lines),
                   "duration_s": result.duration_s, "messages": messages}))
 """

@@ -62,7 +62,7 @@ def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Pa
         pod = cluster.pods[1]
         os.kill(parent_of(daemon(world, pod)), signal.SIGKILL)
         assert "sending" in run.message, "it was over before the fault"
-        result = run.wait(60, progress=False)
+        result = run.wait(300, progress=False)
         assert "SIGKILL" in world.blames(result, pod)
         assert list((tmp_path / "c" / "pods" / "store").iterdir()) != []
     assert [path.name for path in (tmp_path / "c" / "pods").iterdir() if path.is_dir()] == [], (
@@ -81,5 +81,5 @@ def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(
         for pid in sessions(world, cluster.pods[1]):
             os.kill(pid, signal.SIGKILL)
         run.cancel()
-        assert run.wait(60, progress=False).state is RunState.CANCELLED
+        assert run.wait(300, progress=False).state is RunState.CANCELLED
         os.kill(sshd, signal.SIGCONT)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .conftest import World
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 
 START = """
 from workbench import Cluster, LocalPods, Script

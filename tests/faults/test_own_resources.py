@@ -140,7 +140,7 @@ def test_a_queued_run_whose_disk_becomes_read_only_ends_alone(
         read_only(disk)
         ends[1].touch()  # the poor run was handed the first pod, and its turn comes on the second
         world.ended(running[1]).raise_for_status()
-        result = poor.wait(60, progress=False)
+        result = poor.wait(300, progress=False)
         assert result.state is RunState.FAILED
         assert "Read-only file system" in result.message
         world.ended(behind).raise_for_status()
@@ -177,7 +177,7 @@ def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
         kill_keeper(cluster)
         assert Run.load(healthy.path).state is not RunState.LOST
         gate.write_text("11")
-        result = poor.wait(60, progress=False)
+        result = poor.wait(300, progress=False)
         world.nothing_left(poor)
         if harm is fill:  # it needs no room to continue
             assert (result.state, "the disk is full" in result.message) == (
@@ -256,7 +256,7 @@ def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
     with under_another_keeper(cluster, FAULTY, str(mistake)) as keeper:
         world.until(lambda: cluster_status(cluster.path).alive and cluster.phase == "ready", 60)
         mistake.touch()
-        assert keeper.wait(180) == 1
+        assert keeper.wait(300) == 1
     assert find(keeper.pid) is None
     assert load_json(ClusterPaths(cluster.path).state)["phase"] == "lost"
     words = "the keeper ended because of an internal error: ValueError: a mistake of the keeper"
@@ -316,7 +316,7 @@ def test_a_run_whose_pods_are_cleared_has_its_result_already(
     world.until(lambda: " line 49" in printed(run, 1), 60)
     with under_another_keeper(cluster, DIES_IN_CLEAR) as keeper:
         gate.write_text("1" * 4)
-        keeper.wait(180)
+        keeper.wait(300)
     assert list((cluster.path / "pods").glob(f"pod-1/runs/{run.id}")) == []
     assert run.state is RunState.SUCCEEDED
     assert Cluster.attach(cluster.path).phase == "ready"
@@ -355,7 +355,7 @@ def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(
             world.until(lambda: cluster_status(paths.root).phase == "failed", 60)
             before = cluster_status(paths.root).message
             keeper.stdin.close()
-            keeper.wait(60)
+            keeper.wait(300)
     assert (cluster_status(paths.root).phase, cluster_status(paths.root).message) == (
         "failed",
         before,
@@ -419,10 +419,10 @@ def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
         os.kill(pod, signal.SIGKILL)
         gate.write_text("1" * 6)
         try:
-            assert keeper.wait(180) == -signal.SIGKILL
+            assert keeper.wait(300) == -signal.SIGKILL
         finally:
             keeper.kill()
-    result = Run.load(run.path).wait(180, progress=False).raise_for_status()
+    result = Run.load(run.path).wait(300, progress=False).raise_for_status()
     (restart,) = result.restarts
     assert restart.what == "pod-1 was lost"
     assert all(f"rank {rank} line 299\n" in printed(run, rank) for rank in range(2))
@@ -452,7 +452,7 @@ def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(
     kill_keeper(cluster)
     os.kill(pod, signal.SIGKILL)
     gate.write_text("1" * 6)
-    result = run.wait(180, progress=False).raise_for_status()
+    result = run.wait(300, progress=False).raise_for_status()
     (restart,) = result.restarts
     assert restart.what == "pod-1 was lost"
     assert printed(run, 0).count("rank 0 line 20\n") == 2

@@ -58,13 +58,13 @@ def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
         case _:
             (folder / "attempt-0" / "rank-1.stdout.log").unlink()
     gate.write_text("11")
-    result = run.wait(90, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.SUCCEEDED, result.message
     assert "on pod-1 " in result.message
     assert "was removed during the run" in result.message
     exact(run, 100)
     again = counting(cluster, "--lines", "3")
-    again.wait(90, progress=False).raise_for_status()
+    again.wait(300, progress=False).raise_for_status()
     exact(again, 3)
 
 
@@ -75,9 +75,9 @@ def test_a_store_that_is_removed_is_filled_again(
     world.beats(run, 2)
     remove(Path(cluster.pods[0].root).parent / "store")
     (tmp_path / "end").touch()
-    run.wait(90, progress=False).raise_for_status()
+    run.wait(300, progress=False).raise_for_status()
     again = counting(cluster, "--lines", "3")
-    again.wait(90, progress=False).raise_for_status()
+    again.wait(300, progress=False).raise_for_status()
     exact(again, 3)
 
 
@@ -103,12 +103,12 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
         kill_keeper(cluster)
         Cluster.attach(path)
         gate.write_text("11")
-        run.wait(90, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()
         exact(run, 100)
         remove(own)
         world.until(lambda: ClusterPaths(path).socket.exists(), 60)
         again = counting(cluster, "--lines", "3")
-        again.wait(90, progress=False).raise_for_status()
+        again.wait(300, progress=False).raise_for_status()
     assert not key.exists(), "the key of a closed cluster is deleted"
     assert cluster.phase == "closed"
 
@@ -127,12 +127,12 @@ def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
         remove(path)
         gate.write_text("11")
         world.until(lambda: ClusterPaths(path).socket.exists(), 60)
-        result = run.wait(90, progress=False)
+        result = run.wait(300, progress=False)
         assert result.state is RunState.SUCCEEDED, result.message
         for words in ("was removed during the run", "logs here are incomplete"):
             assert words in result.message
         again = counting(cluster, "--lines", "3")
-        again.wait(90, progress=False).raise_for_status()
+        again.wait(300, progress=False).raise_for_status()
         exact(again, 3)
     assert cluster.phase == "closed"
 

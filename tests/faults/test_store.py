@@ -143,7 +143,7 @@ for _ in range(2):
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300
     )
 
     assert done.returncode == 0, done.stderr

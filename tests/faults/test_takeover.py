@@ -76,7 +76,7 @@ def both_printed(run: Run, line: int) -> bool:
 WAYS: tuple[Callable[[Cluster, Run], object], ...] = (
     lambda _cluster, run: run.show(),
     lambda cluster, _run: counting(cluster, "--lines", "3"),
-    lambda _cluster, run: run.wait(60, progress=False),
+    lambda _cluster, run: run.wait(300, progress=False),
 )
 
 
@@ -169,7 +169,7 @@ def test_ranks_that_ended_well_after_their_keeper_are_a_success(
             world.ended(Run.load(run.path)).raise_for_status()
             exact(run, 40)
         another = counting(Cluster.attach(cluster.path), "--lines", "5")
-        another.wait(60, progress=False)
+        another.wait(300, progress=False)
         exact(another, 5)
 
 
@@ -220,7 +220,7 @@ def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(
     parts = (cluster.path / "pods").glob(f"pod-*/runs/{run.id}/checkpoints/step-*")
     saved = [int(part.name.removeprefix("step-")) for part in parts]
     more = shared_pods.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 2))
-    result = more.wait(120, progress=False).raise_for_status()
+    result = more.wait(300, progress=False).raise_for_status()
     assert result.resumed_step is not None
     assert result.resumed_step >= max(saved) - 2
     assert run.result.state is RunState.FAILED
@@ -242,7 +242,7 @@ def test_many_who_take_over_at_once_start_one_keeper(
     kill_keeper(cluster)
     command = [sys.executable, "-c", LOAD, str(run.path)]
     notebooks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert {notebook.communicate(timeout=120)[0].strip() for notebook in notebooks} <= {
+    assert {notebook.communicate(timeout=300)[0].strip() for notebook in notebooks} <= {
         "starting",
         "running",
     }
@@ -342,7 +342,7 @@ def dies_in_a_start(world: World, paths: ClusterPaths, moment: str) -> None:
     )  # else it would tidy up itself; its death first would end the keeper
     kill_keeper(Cluster(LocalPods(), path=paths.root))
     kernel.kill()
-    kernel.communicate(timeout=60)
+    kernel.communicate(timeout=300)
     assert cluster_status(paths.root).phase == "lost"
     with pytest.raises(
         RunError,
@@ -388,7 +388,7 @@ def dies_in_closing(
     began = time.monotonic()
     take_over()
     world.measured("13", f"keeper dead in closing -> words by {way}", time.monotonic() - began, 5)
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert (result.state, result.message) == (RunState.CANCELLED, DIED_IN_CLOSING)
     assert (run.state, run.message) == (result.state, result.message)
     assert not run.paths.reserve.exists()

@@ -83,7 +83,7 @@ def near(folder: Path, do: Callable[[Request], object]) -> Iterator[NearLink]:
         with ours:
             thread.start()
             yield NearLink(folder, ours)
-        thread.join(30)
+        thread.join(300)
 
 
 def test_an_agent_that_works_is_asked_whether_it_lives_and_answers_others(

@@ -41,7 +41,7 @@ def kernels(server: Server, method: str = "GET") -> Any:
         data=b"{}" if method == "POST" else None,
         headers={"Authorization": f"token {server.token}"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 
@@ -75,7 +75,7 @@ def kernel(server: Server) -> Iterator[BlockingKernelClient]:
 def said(client: BlockingKernelClient, code: str, word: str) -> str:
     """Run code; return the rest of the printed line that begins with the word."""
     messages: list[dict[str, Any]] = []
-    reply = client.execute_interactive(code, timeout=120, output_hook=messages.append)
+    reply = client.execute_interactive(code, timeout=300, output_hook=messages.append)
     assert reply["content"]["status"] == "ok", messages
     text = "".join(message["content"].get("text", "") for message in messages)
     (line,) = [line for line in text.splitlines() if line.startswith(f"{word} ")]
@@ -111,5 +111,5 @@ def test_a_run_outlives_a_culled_kernel_and_a_killed_server(tmp_path: Path) -> N
         assert cluster_status(path).pid == keeper
     finally:
         end.touch()
-    run.wait(60, progress=False).raise_for_status()
+    run.wait(300, progress=False).raise_for_status()
     until(lambda: cluster_status(path).phase == "closed", 60)

@@ -70,7 +70,7 @@ def server() -> Iterator[Server]:
     yield made
     made.http.shutdown()
     made.http.server_close()
-    thread.join(120)
+    thread.join(300)
 
 
 def kubeconfig(path: Path, server: str, user: dict[str, Any]) -> KubernetesPods:
@@ -247,7 +247,7 @@ def test_a_start_that_is_given_up_ends_the_login_helper(
     thread.start()
     pid = pid_of(tmp_path / "browser.pid")
     place.stop()
-    thread.join(60)
+    thread.join(300)
     assert says(str(failed[0]), "the login helper {} was stopped before it had ended")
     until(lambda: find(pid) is None)
     assert server.tokens == []
@@ -639,5 +639,5 @@ def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server
     assert says(refused(new, url=page.url), "does not answer as a Kubernetes API server")
     page.http.shutdown()
     page.http.server_close()
-    thread.join(120)
+    thread.join(300)
     works(new)

@@ -181,7 +181,7 @@ def test_commands_and_files_pass_any_login(
             seen = run_over_openssh(pod, identity, ["echo", "own"], timeout_s=60)
             assert (seen.exit_code, seen.out) == (0, "own\n")
             process, marker = start_ssh(pod, identity, ["echo", "own"])
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=300)
             assert out.endswith(f"{marker}\nown\n{marker} end 0\n")
     finally:
         backend.stop()

@@ -157,7 +157,7 @@ def test_another_keeper_continues_and_a_close_after_its_death_leaves_nothing(
         # The run continues under another keeper, which adopted the pods.
         first, pods = kill_keeper(cluster), cluster.pods
         gate.write_text("1" * 4)
-        Run.load(run.path).wait(120, progress=False).raise_for_status()
+        Run.load(run.path).wait(300, progress=False).raise_for_status()
         exact(run, 200)
         assert cluster_status(cluster.path).pid not in (None, first)
         assert len(on_pods(pods)) >= 2  # their agents

@@ -79,7 +79,7 @@ def test_speaks_something_else(
     thread.start()
     with pytest.raises(PodError, match="pod-2"):
         SSHConnection(stranger, identity, timeout_s=2.0).open()
-    thread.join(180)
+    thread.join(300)
 
 
 class Undecided(paramiko.ServerInterface):
@@ -107,7 +107,7 @@ def test_a_login_that_is_not_answered_in_time_is_no_refusal(
         PodTimeout, match=sentence("({}): no answer to the login in {} s", 1, "pod-2 (127.0.0.1")
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
-    thread.join(180)
+    thread.join(300)
     servers[0].close()
 
 
@@ -127,7 +127,7 @@ def test_a_handshake_that_does_not_end_is_a_time_out(
         PodTimeout, match=sentence("({}) did not complete the SSH handshake in {} s", "pod-2")
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
-    thread.join(180)
+    thread.join(300)
 
 
 class Hesitant(paramiko.ServerInterface):
@@ -159,9 +159,9 @@ def test_a_jump_host_that_opens_no_way_in_time_is_a_time_out(
     thread = threading.Thread(target=serve)
     thread.start()
     hop = paramiko.Transport(socket.create_connection(listener.getsockname()))
-    hop.start_client(timeout=120)
+    hop.start_client(timeout=300)
     hop.auth_publickey("me", key)
-    thread.join(180)
+    thread.join(300)
     with pytest.raises(PodTimeout, match=r"no answer from 10\.0\.0\.9:22 in 1 s"):
         transport.connect(Destination(name="pod-2", address="10.0.0.9", port=22), 1.0, hop)
     hop.close()
@@ -266,7 +266,7 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
         stream.write(b"two")
         stream.channel.end_input()
         assert (stream.read(5), stream.read(5)) == (b"two", b"")
-        assert stream.wait(120) == 4
+        assert stream.wait(300) == 4
         assert len(stream.stderr) == 65_536
 
 

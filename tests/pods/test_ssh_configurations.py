@@ -97,7 +97,7 @@ def site(there: HostsPlace, tmp_path: Path) -> Site:
 def new_key(path: Path, *options: str) -> Path:
     # Of two types, the last counts.
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-f", str(path), *(options or ("-N", ""))]
-    subprocess.run(argv, check=True, timeout=120)
+    subprocess.run(argv, check=True, timeout=300)
     return path
 
 
@@ -322,15 +322,15 @@ def test_an_agent_of_the_notebooks_environment_logs_in(
     try:
         until((tmp_path / "agent").exists)
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
-        subprocess.run(["ssh-add", "-q", str(site.key)], check=True, timeout=120)
+        subprocess.run(["ssh-add", "-q", str(site.key)], check=True, timeout=300)
         config = site.config(site.entry("lab", site.host, "  IdentityFile ~/none\n"), key=False)
         try_login(site.backend("lab", config), context, tmp_path)
-        subprocess.run(["ssh-add", "-q", "-D"], check=True, timeout=120)
+        subprocess.run(["ssh-add", "-q", "-D"], check=True, timeout=300)
         with pytest.raises(PodError, match=sentence("` in a terminal shows which keys ssh tried")):
             site.backend("lab", config).launch(PodSpec(), 1, context)
     finally:
         agent.kill()
-        agent.wait(120)
+        agent.wait(300)
 
 
 def test_every_key_file_that_lets_nobody_in_is_named_with_its_reason(
@@ -353,7 +353,7 @@ def security_key(site: Site, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         pytest.skip("needs a compiler, for a security key in software")
     touch, library, key = tmp_path / "touch", tmp_path / "key.so", tmp_path / "id_ed25519_sk"
     argv = ["cc", "-shared", "-fPIC", f'-DTOUCH="{touch}"', "-o", str(library), str(SECURITY_KEY)]
-    subprocess.run(argv, check=True, timeout=180)
+    subprocess.run(argv, check=True, timeout=300)
     new_key(key, "-t", "ed25519-sk", "-N", "", "-w", str(library))
     accepted = site.host.folder / "authorized_keys"
     before = accepted.read_text()
@@ -425,7 +425,7 @@ def authority(tmp_path: Path, there: HostsPlace) -> Iterator[tuple[Path, SSHHost
     )
     host.start()
     sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", "host", "-h", "-n", host.address]
-    subprocess.run([*sign, str(tmp_path / "signed" / "host_key.pub")], check=True, timeout=120)
+    subprocess.run([*sign, str(tmp_path / "signed" / "host_key.pub")], check=True, timeout=300)
     host.process.send_signal(1)  # its certificate is there now
     until(lambda: host.log.count("Server listening") > 1)
     yield ca, host
@@ -436,7 +436,7 @@ def sign(ca: Path, key: Path, validity: str, target: Path | None = None) -> Path
     """Sign a user's key for an account, and return the certificate."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     argv = ["ssh-keygen", "-q", "-s", str(ca), "-I", "ada", "-n", user, "-V", validity]
-    subprocess.run([*argv, f"{key}.pub"], check=True, timeout=120)
+    subprocess.run([*argv, f"{key}.pub"], check=True, timeout=300)
     made = key.with_name(key.name + "-cert.pub")
     return made.rename(target) if target else made
 
@@ -538,13 +538,13 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     until(socket.exists)
     yield socket
     process.kill()
-    process.wait(120)
+    process.wait(300)
 
 
 def hand_over(agent: Path, key: Path) -> None:
     """Give a key and the certificate beside it to an agent alone."""
     environment = {**os.environ, "SSH_AUTH_SOCK": str(agent)}
-    subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=120, env=environment)
+    subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=300, env=environment)
     key.unlink()
     Path(f"{key}-cert.pub").unlink()
 
@@ -827,7 +827,7 @@ def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
                 Phase.RUNNING: "Running and does not answer",
             }
             with pytest.raises(RemoteError, match=words[phase]) as left:
-                copying.result(180)
+                copying.result(300)
             assert "/etc/hostname on pod-0: 0 of unknown bytes" in str(left.value)
     finally:
         closing.set()
@@ -840,7 +840,7 @@ def test_a_key_in_the_form_pkcs8_is_a_key(
     _, host = authority
     key = tmp_path / "pkcs8"
     make = ["openssl", "genpkey", "-algorithm", "RSA", "-out", str(key)]
-    subprocess.run(make, check=True, capture_output=True, timeout=120)
+    subprocess.run(make, check=True, capture_output=True, timeout=300)
     key.chmod(0o600)
     public = subprocess.run(
         ["ssh-keygen", "-y", "-f", str(key)], check=True, capture_output=True, text=True

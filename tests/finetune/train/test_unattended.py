@@ -121,7 +121,7 @@ def rank_command(manifest: Manifest) -> list[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     return process.returncode, said
 
 
@@ -276,7 +276,7 @@ def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
         assert told == {}
         members[0].lead(lambda attempt=attempt: {"attempt": attempt})
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
         assert told == {1: {"attempt": attempt}, 2: {"attempt": attempt}}
 
 
