@@ -15,6 +15,7 @@ from poll import until
 
 import workbench
 import workbench.places
+from tests.support.hurried import HurriedClock
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find
@@ -218,13 +219,21 @@ def pid_of(path: Path) -> int:
 def test_a_login_helper_that_waits_for_a_browser_shows_its_url_and_has_a_limit(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = HurriedClock()
+    monkeypatch.setattr(login, "time", clock)
     monkeypatch.setattr(login, "_QUIET_S", 0.0)
     place = kubeconfig(tmp_path / "config", server.url, helper(tmp_path / "browser", BROWSER))
     told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "login.lab" in line:
+            clock.ahead_s = 4000.0
+
     with pytest.raises(ConfigError) as caught:
-        KubeApi(place, LoginWait(limit_s=1.0, report=told.append))
+        KubeApi(place, LoginWait(limit_s=4000.0, report=tell))
     assert (
-        "browser get has not ended after 1 s. It says: Open https://login.lab/device?code"
+        "browser get has not ended after 4000 s. It says: Open https://login.lab/device?code"
         in str(caught.value)
     )
     assert told[-1].endswith("waits: Open https://login.lab/device?code=AB12")

@@ -847,7 +847,7 @@ def test_a_pods_root_file_system_cannot_be_written(
             '"hub"); p.mkdir(parents=True)'
         )
         assert connection.run(
-            [launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=20
+            [launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=300
         ).stdout.startswith(launched.pods[0].root)
         assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=120).exit_code == 0
 

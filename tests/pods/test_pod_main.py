@@ -127,7 +127,7 @@ def test_a_pod_that_slept_for_longer_than_its_lease_gives_the_keeper_time(
     pod.send_signal(signal.SIGSTOP)
     time.sleep(11)
     pod.send_signal(signal.SIGCONT)
-    assert "this machine slept for 1" in until(pod, "pod:")
+    assert "this machine slept for " in until(pod, "pod:")
     assert "nobody was logged in for" in until(pod, "pod:")
     assert pod.wait(300) == 0
 

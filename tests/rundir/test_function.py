@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
@@ -32,6 +33,7 @@ from workbench.rundir.result import RunFault
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = threading.Lock()
 OPENED = Path(__file__).open(encoding="utf-8")  # noqa: SIM115
+atexit.register(OPENED.close)
 SCALE = 3
 
 
