@@ -22,7 +22,7 @@ LIMIT_S = 300.0
 
 START = """
 from workbench import Cluster, LocalPods, Script
-cluster = Cluster(LocalPods(), count=3, path={path!r}, warm=False, idle_timeout_s=3).start()
+cluster = Cluster(LocalPods(), count=3, path={path!r}, warm=False, idle_timeout_s=12).start()
 run = cluster.submit(Script(path={script!r}, args=["--until", {end!r}]))
 print(run.path)
 """
@@ -113,7 +113,7 @@ def test_a_kernel_may_be_interrupted_and_killed(
     end.touch()
     world.ended(run).raise_for_status()
     went_s = world.until(lambda: read_json(root / "state.json").get("phase") == "closed", 120)
-    world.measured("16", "run over, kernel dead, idle_timeout_s=3 -> pods gone", went_s, 6)
+    world.measured("16", "run over, kernel dead, idle_timeout_s=12 -> pods gone", went_s, 15)
     world.until(
         lambda: not [p for p in world.processes() if any(str(root) in word for word in p.argv)],
         120,

@@ -159,7 +159,7 @@ def test_ranks_that_ended_well_after_their_keeper_are_a_success(
     world: World, tmp_path: Path
 ) -> None:
     """The lease is over; both agents have ended, and the daemon of the pod that nobody uses."""
-    with started(tmp_path / "c", lease_s=4) as cluster:
+    with started(tmp_path / "c", lease_s=8) as cluster:
         run = counting(cluster, "--lines", "40")
         world.until(lambda: " line 5" in world.log(run, 1), 60)
         with SSHConnection(cluster.pods[1], Identity(ClusterPaths(cluster.path).identity)):
@@ -175,7 +175,7 @@ def test_ranks_that_ended_well_after_their_keeper_are_a_success(
 
 @long
 def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Path) -> None:
-    with started(tmp_path / "c", lease_s=3) as cluster:
+    with started(tmp_path / "c", lease_s=8) as cluster:
         run = counting(cluster, "--until", str(tmp_path / "never"))
         world.until(lambda: " line 5" in world.log(run, 1), 60)
         kill_keeper(cluster)
@@ -210,7 +210,7 @@ def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(
 ) -> None:
     options = {"max_steps": 400, "save_steps": 2, "per_device_train_batch_size": 2}
     job = small_job(60, 4, technique="zero1", **options)
-    cluster = started(tmp_path / "c", lease_s=5, warm=True)
+    cluster = started(tmp_path / "c", lease_s=8, warm=True)
     run = cluster.submit(job)
     world.until(lambda: (run.progress.step or 0) >= 4, 120)
     kill_keeper(cluster)

@@ -128,7 +128,7 @@ def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(
     world: World, tmp_path: Path
 ) -> None:
     cluster = Cluster(
-        LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=6
+        LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=12
     ).start()
     first = world.submit("beat.py", "--lines", "3", cluster=cluster)
     world.ended(first).raise_for_status()

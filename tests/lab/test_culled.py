@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 BEAT = Path(__file__).parent.parent / "scripts" / "beat.py"
 START = """
 from workbench import Cluster, LocalPods, Script
-cluster = Cluster(LocalPods(), count=1, path={path!r}, warm=False, idle_timeout_s=3).start()
+cluster = Cluster(LocalPods(), count=1, path={path!r}, warm=False, idle_timeout_s=12).start()
 print("run", cluster.submit(Script(path={script!r}, args=["--until", {end!r}])).path)
 """
 ATTACH = """
@@ -52,7 +52,7 @@ def answering(server: Server, kernel: str) -> list[BlockingKernelClient]:
     client.load_connection_file(str(file))
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=5)
+        client.wait_for_ready(timeout=20)
     except RuntimeError:  # no heartbeat yet
         client.stop_channels()
         return []
@@ -92,7 +92,7 @@ def test_a_run_outlives_a_culled_kernel_and_a_killed_server(tmp_path: Path) -> N
     names = {"path": str(path), "script": str(BEAT), "end": str(end)}
     home = tmp_path / "home"
     home.mkdir()
-    culling = ("cull_idle_timeout=12", "cull_interval=1")
+    culling = ("cull_idle_timeout=40", "cull_interval=1")
     options = [f"--MappingKernelManager.{option}" for option in culling]
     try:
         with start_server(home, "jupyter_server", *options) as server:
