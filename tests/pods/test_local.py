@@ -383,9 +383,9 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
     for pod in pods:
         leave_something_running(pod, identity)
     until(lambda: fork_servers(tmp_path), 60.0)
-    keeper.kill()
-    keeper.wait(300)
     with SSHConnection(pods[0], identity) as connection:
+        keeper.kill()
+        keeper.wait(300)
         time.sleep(4.0)  # twice the lease
         assert connection.run(["echo", "here"]).stdout == "here\n", (
             "a pod stays for as long as a keeper is logged in"
