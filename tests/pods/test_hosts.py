@@ -157,7 +157,7 @@ def test_every_host_has_its_own_user_port_key_and_type_of_host_key(
 ) -> None:
     other = Identity.create(tmp_path / "other")
     odd = there.add(
-        "127.0.0.5", there.hosts[0].port + 1, public_key=other.public_key, key_type="rsa"
+        "127.0.0.5", free_port(["127.0.0.5"]), public_key=other.public_key, key_type="rsa"
     )
     user = there.hosts[0].folder.owner()
     own = {

@@ -376,9 +376,9 @@ def test_a_security_key_logs_in_and_is_named_while_it_waits_for_a_touch(
     more = f"  IdentityFile {tmp_path}/id_ed25519_sk\n  IdentityAgent none\n"
     more += f"  SecurityKeyProvider {named.format(library=library)}\n"
     config = site.config(site.entry("lab", site.host, more), key=False)
-    # Without a touch.
+    # Without a touch; a busy machine takes seconds until ssh asks for it.
     with pytest.raises(PodTimeout, match="Confirm user presence for key ED25519-SK SHA256:"):
-        site.backend("lab", config, connect_timeout_s=2).launch(PodSpec(), 1, context)
+        site.backend("lab", config, connect_timeout_s=12).launch(PodSpec(), 1, context)
     # With a touch once the panel asks for one.
     lines: list[str] = []
 
