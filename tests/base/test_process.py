@@ -450,7 +450,7 @@ takes.wait()
 print("up", flush=True)
 sys.stdin.readline()
 # The other thread takes a signal for the process once it gets a core.
-deadline_s = time.monotonic() + 3
+deadline_s = time.monotonic() + float(sys.argv[1])
 while signal.SIGUSR1 in signal.sigpending() and time.monotonic() < deadline_s:
     time.sleep(0.01)
 print(signal.SIGUSR1 in signal.sigpending(), flush=True)
@@ -461,7 +461,7 @@ print(signal.SIGUSR1 in signal.sigpending(), flush=True)
 def test_a_signal_for_the_main_thread_is_taken_by_no_other(
     monkeypatch: pytest.MonkeyPatch, has_tgkill: bool
 ) -> None:
-    argv = [sys.executable, "-c", WATCHES]
+    argv = [sys.executable, "-c", WATCHES, "3" if has_tgkill else "300"]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as watches:

@@ -25,7 +25,7 @@ from workbench.rundir.state import RunState
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 BEAT = Path(__file__).parents[1] / "scripts" / "beat.py"
 DEFAULT_NAME = "cluster-20261124-191654-1373"  # as of a cluster without a path
-WAIT_MS = 120_000
+WAIT_MS = 300_000
 # What a person who looks at something else is told; headless, a page always has the focus.
 ELSEWHERE = """
 window.rung = [];

@@ -261,7 +261,7 @@ def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
 def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
     for attempt in range(2):  # the second finds all files of the first
         members = [
-            FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=60)
+            FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=300)
             for rank in range(3)
         ]
         told: dict[int, object] = {}
