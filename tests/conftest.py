@@ -23,7 +23,7 @@ from tests.support.limits import pytest_runtest_teardown, pytest_timeout_set_tim
 from workbench import Cluster, LocalPods, PodSpec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LEFT_AFTER_S = 60.0
+LEFT_AFTER_S = 300.0
 BROWSER = "tests/browser/"
 pytest.register_assert_rewrite("forkedruns")  # its assertions tell values, as a test's do
 # `make test` runs the others, and the quickstart in a browser; `make test-all` these too.
