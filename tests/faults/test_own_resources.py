@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, kill_keeper, printed
+from takeover import counting, exact, kill_keeper, printed, under_another_keeper
 
 from tests.fakes.smalldisk import small_disk
 from tests.support.runstores import decisions_in
@@ -281,18 +281,6 @@ def dying(link, pod, **options):
 runner.clear = dying
 sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 """
-
-
-def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.Popen[bytes]:
-    """Kill a cluster's keeper, and have this program take over as the next one."""
-    kill_keeper(cluster)
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", code, str(cluster.path), *args], stdin=subprocess.PIPE
-    )
-    assert keeper.stdin is not None
-    keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
-    keeper.stdin.close()
-    return keeper
 
 
 def test_a_job_that_is_submitted_while_a_keeper_takes_over_waits_for_it(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from smalljobs import small_job
-from takeover import COUNT, counting, exact, kill_keeper, printed
+from takeover import COUNT, counting, exact, kill_keeper, printed, under_another_keeper
 
 from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec, Run
@@ -112,18 +112,37 @@ def test_another_keeper_goes_on_with_a_run_and_nothing_of_it_is_lost(
     assert duration_s > lines * 0.02, "it is counted from the start under the first keeper"
 
 
+DIES_IN_LAUNCH = """
+import os, signal, sys
+from workbench.keeper import keeper
+from workbench.rundir.journal import Journal
+state = Journal.state
+def dying(self, new, message=""):
+    state(self, new, message)
+    if message == "starting ranks":
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.state = dying
+sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
+"""
+
+
 def test_a_run_outlives_keepers_that_die_while_files_travel_and_ranks_start(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    # Without these files, which are sent and brought back, a phase takes 20 ms and can be missed.
+    # Without these files, which are sent and brought back, these phases take 20 ms and are missed.
     script = Path(shutil.copy(COUNT, tmp_path))
     (tmp_path / "sent").write_bytes(os.urandom(48 << 20))
     run = counting(cluster, "--lines", "20", "--leaves-mib", "48", path=script)
-    for phase in ("sending", "starting ranks", "bringing"):
-        world.until(lambda phase=phase: phase in run.message, 60)
-        kill_keeper(cluster)
+    world.until(lambda: "sending" in run.message, 60)
+    with under_another_keeper(cluster, DIES_IN_LAUNCH) as keeper:
         assert not run.paths.result.exists()
-        Run.load(run.path)
+        assert keeper.wait(300) == -signal.SIGKILL
+    assert run.paths.state.exists() and "starting ranks" in run.paths.state.read_text()
+    Run.load(run.path)
+    world.until(lambda: "bringing" in run.message, 60)
+    kill_keeper(cluster)
+    assert not run.paths.result.exists()
+    Run.load(run.path)
     world.ended(run).raise_for_status()
     exact(run, 20)
 
