@@ -23,7 +23,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import Event, parse_event
 
-END_S = 60
+END_S = 300
 STEPS = 6
 GLOBAL_BATCH = 12
 # Rows for two epochs of these steps. Neither two nor three ranks share the evaluation evenly, and

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from poll import until
 
 from workbench import Cluster, Run, Script
 from workbench.base.files.locks import is_locked
+from workbench.base.messages.lines import to_line
 from workbench.base.process import find
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
@@ -35,6 +38,18 @@ def kill_keeper(cluster: Cluster) -> int:
         )
     )
     return status.pid
+
+
+def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.Popen[bytes]:
+    """Kill a cluster's keeper, and have this program take over as the next one."""
+    kill_keeper(cluster)
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", code, str(cluster.path), *args], stdin=subprocess.PIPE
+    )
+    assert keeper.stdin is not None
+    keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
+    keeper.stdin.close()
+    return keeper
 
 
 def printed(run: Run, rank: int) -> str:

@@ -225,7 +225,7 @@ def test_a_shell_completes_commands_options_and_files(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout.split() == offered.split()
@@ -326,7 +326,7 @@ def test_a_missing_program_is_refused_with_the_line_that_installs_it(
         env={**os.environ, "PATH": str(tools)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 2

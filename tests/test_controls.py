@@ -57,7 +57,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     buttons.hear({"click": "stop"})
     until(lambda: run.state.is_terminal or "stopping after a checkpoint" in run.message)
     run.stop()
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     assert (result.state, result.error, result.left_processes) == (RunState.STOPPED, None, 0)
     stopped, *others = result.message.split("; ")
     assert stopped == f"stopped after a checkpoint at step {result.steps}"
@@ -78,7 +78,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     assert says(result.message, "as the run was stopped (run.predict(rows) asks the model")
     assert says(run, "Go on from its checkpoint")
     again = cluster.submit(run.spec.job.replace(resume=str(run.path), max_steps=result.steps + 2))
-    assert again.wait(120, progress=False).raise_for_status().resumed_step == result.steps
+    assert again.wait(300, progress=False).raise_for_status().resumed_step == result.steps
 
 
 def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -> None:
@@ -87,7 +87,7 @@ def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -
     run.stop()  # its ranks are not there yet: it is kept for them
     until(lambda: "stopping after a checkpoint" in run.message)
     run.cancel()
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert (result.state, result.message, result.left_processes) == (
         RunState.CANCELLED,
         "stopped when asked",
@@ -115,7 +115,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(
     assert f"run {run.path.name} is using the pods" in str(during)
     run.stop()
     run.stop()
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     assert (result.state, result.error, result.left_processes) == (RunState.STOPPED, None, 0)
     assert re.fullmatch(
         r"stopped when asked: the ranks ended by themselves within \d+ s of SIGINT", result.message
@@ -136,7 +136,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(
             or "asked to stop; the ranks still alive after 5 s are killed" in run.message
         )
     )
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     assert result.message.startswith(
         "stopped when asked: ranks [1] did not end when asked and were killed; outputs/ has"
     )
@@ -200,7 +200,7 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
     }
     own: list[list[object]] = [[answered, over_the_lengths], [f"{metrics}:ends"]]
     runs = [cluster.submit(ENDLESS.replace(**short, metrics=each), pods=1) for each in own]
-    raised, ended = (run.wait(240, progress=False) for run in runs)
+    raised, ended = (run.wait(300, progress=False) for run in runs)
     assert (raised.state, raised.eval_step, raised.metrics) == (
         RunState.SUCCEEDED,
         2,

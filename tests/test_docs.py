@@ -350,7 +350,7 @@ def test_setup_installs_by_hash_and_pip_refuses_another_file(tmp_path: Path) -> 
         [*argv, tmp_path / "there", "-r", tmp_path / "lock"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr

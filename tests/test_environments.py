@@ -88,7 +88,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def ended(run: Run) -> RunResult:
-    return run.wait(240, progress=False)
+    return run.wait(300, progress=False)
 
 
 def seen(run: Run) -> Mapping[str, object]:
@@ -232,7 +232,7 @@ def test_a_cancel_ends_the_installation(pods: Cluster, script: Path, slow: Path)
     until(lambda: building(run, slow), 60)
     assert processes_in(store)
     run.cancel()
-    result = run.wait(40, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state == "cancelled"
     until(lambda: not processes_in(store))
     # The half environment goes after its processes.

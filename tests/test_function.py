@@ -66,7 +66,7 @@ def test_every_rank_is_called_and_what_each_returns_comes_back(cluster: Cluster)
     assert {path.stat().st_mode & 0o077 for path in (cluster.path / "functions").rglob("*")} == {0}
     # Its spec starts it again.
     again = cluster.submit(run.spec.job, pods=1)
-    again.wait(120, progress=False).raise_for_status()
+    again.wait(300, progress=False).raise_for_status()
     assert [each["world"] for each in again.returned if isinstance(each, dict)] == [1]
 
 
@@ -131,4 +131,4 @@ def test_what_cannot_travel_starts_nothing_and_a_late_run_is_cancelled(
     assert late.state is RunState.CANCELLED
     run = cluster.submit(Function(measure, (1,), {"name": "x"}, env={"SOME": "value"}))
     assert isinstance(run, Run)
-    assert len([*run.wait(120, progress=False).hosts]) == len(run.returned) == 2
+    assert len([*run.wait(300, progress=False).hosts]) == len(run.returned) == 2

@@ -85,7 +85,7 @@ def test_an_import_that_is_not_declared_fails_lint(tmp_path: Path, module: str, 
     assert recipe
     tool = Path(sys.executable).with_name("deptry")
     done = subprocess.run(
-        [tool, *recipe[1].split()], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [tool, *recipe[1].split()], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1
     assert re.search(rf"new\.py:1:8: {rule} '{module}' ", done.stderr + done.stdout)

@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def whole(cluster: Cluster) -> Run:
     """A run that nothing befell, some steps of which were traced."""
     run = submit(cluster, trace_steps=2)
-    run.wait(120, progress=False).raise_for_status()
+    run.wait(300, progress=False).raise_for_status()
     return run
 
 
@@ -65,7 +65,7 @@ def killed(cluster: Cluster) -> Run:
         why=lambda: run.message,
     )
     send(signal.SIGKILL, pids_of(folder / "rank-1"))
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.rank, result.error.kind) == (1, "signal")
@@ -137,7 +137,7 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     )
     halt_at(run, rank, kept(run)[-1] + 2)
     os.kill(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"], signal.SIGKILL)
-    result = run.wait(120, progress=False).raise_for_status()
+    result = run.wait(300, progress=False).raise_for_status()
     killed, lost = result.restarts
     assert killed.what == "rank 1 on pod-1 was killed by SIGKILL"
     assert (lost.what, lost.pods, lost.ranks) == ("pod-1 was lost", 2, 2)
@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
     flip(damaged)
     try:
         run = submit(cluster, resume=str(killed.path))
-        result = run.wait(120, progress=False).raise_for_status()
+        result = run.wait(300, progress=False).raise_for_status()
     finally:
         flip(damaged)
     assert curve(run) == {
@@ -287,7 +287,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     run = submit(cluster, technique="single", max_steps=5000, save_steps=5000, checkpoints="bring")
     until(lambda: curve(run))
     run.stop()
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.STOPPED
     assert checkpoints_of(run) == [result.steps]
     assert f"resume=run.path continues from the checkpoint of step {result.steps}" in result.message
@@ -303,7 +303,7 @@ def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(cluster: Cluster) -> No
     os.kill(
         json.loads((Path(cluster.pods[1].root) / "agent.json").read_text())["pid"], signal.SIGKILL
     )
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert says(result.error.message, "the ranks on the pod died with the agent", "pod-1")
@@ -311,7 +311,7 @@ def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(cluster: Cluster) -> No
     last = max(checkpoints_of(run))
     resumed = (
         submit(cluster, max_steps=last + 3, resume=str(run.path))
-        .wait(120, progress=False)
+        .wait(300, progress=False)
         .raise_for_status()
     )
     assert resumed.steps == last + 3
@@ -328,7 +328,7 @@ def left(cluster: Cluster, killed: Run) -> Run:
     pid = pid_of(rank)
     until(lambda: a_moment_later(pid) and len(on_the_pods(cluster, run)) > 1, every_s=0.005)
     run.cancel()
-    assert run.wait(60, progress=False).state is RunState.CANCELLED
+    assert run.wait(300, progress=False).state is RunState.CANCELLED
     return run
 
 
@@ -373,7 +373,7 @@ def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(
     flip(damaged)
     try:
         run = submit(cluster, resume=str(left.path))
-        result = run.wait(120, progress=False).raise_for_status()
+        result = run.wait(300, progress=False).raise_for_status()
     finally:
         flip(damaged)
     assert result.resumed_step == older
@@ -401,7 +401,7 @@ def test_another_number_of_ranks_goes_on_from_what_lies_on_the_pods(
     assert kept(left) == [newer], "a rank needs all parts, so they come here first"
     alone = {"per_device_train_batch_size": 4, "technique": "zero1", "resume": str(left.path)}
     run = cluster.submit(FineTune(**{**JOB, **alone}), pods=1)  # type: ignore[arg-type]
-    result = run.wait(120, progress=False).raise_for_status()
+    result = run.wait(300, progress=False).raise_for_status()
     assert (result.resumed_step, result.steps, len(result.workers)) == (newer, STEPS, 1)
     losses, expected = (
         {step: loss for step, (loss, _) in curve(each).items()} for each in (run, whole)

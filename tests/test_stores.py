@@ -67,7 +67,7 @@ def kinds(run: Run) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster) -> Run:
     run = cluster.submit(job())
-    run.wait(180, progress=False).raise_for_status()
+    run.wait(300, progress=False).raise_for_status()
     return run
 
 
@@ -77,7 +77,7 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
     path = tmp_path / "cluster"
     with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as first:
         run = first.submit(job(save_steps=1, checkpoints="s3://bucket/runs/", max_steps=4))
-        result = run.wait(180, progress=False)
+        result = run.wait(300, progress=False)
         result.raise_for_status()
         name = run.id
     assert f"s3://bucket/runs/{name}" in result.message
@@ -93,7 +93,7 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
     with pytest.raises(ConfigError, match=f"name one of its runs: s3://bucket/runs/{name}"):
         cluster.submit(job(resume="s3://bucket/runs"))
     again = cluster.submit(job(resume=f"s3://bucket/runs/{name}"))
-    result = again.wait(180, progress=False)
+    result = again.wait(300, progress=False)
     result.raise_for_status()
     assert "continued from step 4" in result.message
     rest = {step: loss for step, loss in losses(whole).items() if step > 4}
@@ -120,7 +120,7 @@ def test_a_store_that_fails_does_not_fail_the_run(cluster: Cluster, server: S3Se
     run = cluster.submit(slow)
     until(lambda: "uploaded" in kinds(run), why=lambda: run.message)
     server.stop()
-    result = run.wait(180, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.SUCCEEDED
     assert sorted(losses(run)) == list(range(1, steps + 1))  # type: ignore[type-var]
     assert "upload_failed" in kinds(run)

@@ -90,7 +90,7 @@ def torchrun() -> list[Mapping[str, str]]:
     finally:
         for node in nodes:
             node.kill()
-            node.wait(60)
+            node.wait(300)
     return told
 
 

@@ -45,7 +45,7 @@ def test_many_serves_at_once_make_one_agent(make_agent):
     started = [
         subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(4)
     ]
-    answers = [json.loads(process.communicate(timeout=120)[0]) for process in started]
+    answers = [json.loads(process.communicate(timeout=300)[0]) for process in started]
     assert all(answer["ok"] for answer in answers)
     assert len({answer["pid"] for answer in answers}) == 1
 
@@ -348,7 +348,7 @@ def test_a_root_deeper_than_a_socket_address_works(make_agent, tmp_path):
 def test_connect_carries_lines_and_ends_with_either_side(agent):
     argv = [sys.executable, "-m", "workbench.agent", "connect", str(agent.root)]
     done = subprocess.run(
-        argv, input=b'{"id": 7, "op": "ping"}\n', capture_output=True, cwd=REPOSITORY, timeout=120
+        argv, input=b'{"id": 7, "op": "ping"}\n', capture_output=True, cwd=REPOSITORY, timeout=300
     )
     assert json.loads(done.stdout)["id"] == 7 and done.returncode == 0
     with subprocess.Popen(
@@ -358,12 +358,12 @@ def test_connect_carries_lines_and_ends_with_either_side(agent):
         bridge.stdin.flush()
         assert json.loads(bridge.stdout.readline())["ok"]
         os.kill(agent.pid, signal.SIGKILL)
-        assert bridge.wait(timeout=120) == 0
+        assert bridge.wait(timeout=300) == 0
 
 
 def test_connect_without_an_agent_says_so(tmp_path):
     argv = [sys.executable, "-m", "workbench.agent", "connect", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, cwd=REPOSITORY, timeout=120)
+    done = subprocess.run(argv, capture_output=True, cwd=REPOSITORY, timeout=300)
     assert done.returncode == 1 and b"no agent serves" in done.stderr
 
 
@@ -388,7 +388,7 @@ def test_it_all_works_from_a_zip_on_a_bare_python(make_agent, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert json.loads(done.stdout)["ok"], done
     agent.serve()

@@ -56,7 +56,7 @@ def compiled(folder: Path, *options: str) -> str:
     subprocess.run(
         [compiler, "-shared", "-fPIC", *options, "-o", str(target), str(folder / "nvml.c")],
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return str(target)
 
@@ -99,7 +99,7 @@ def test_the_gpus_of_a_run_are_in_its_result(
     with Cluster(LocalPods(), PodSpec(gpus=1), path=tmp_path / "cluster", warm=False) as cluster:
         made.use(made.uuids[1], 2)
         run = cluster.submit(Function(time.sleep, (3.0,)))
-        run.wait(timeout_s=120, progress=False).raise_for_status()
+        run.wait(timeout_s=300, progress=False).raise_for_status()
     (gpu,) = run.result.gpus
     assert (gpu.pod, gpu.index, gpu.peak_gib, gpu.total_gib) == ("pod-0", 1, 2.0, 80.0)
     assert "GPUs, by their driver" in str(run)
@@ -150,7 +150,7 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802 (NVML's name)
         device._obj.value = index.value + 1
         if index.value in self.slow:
-            self.slow[index.value].wait(60)
+            self.slow[index.value].wait(300)
         return 15 if index.value in self.lost else 0
 
     def nvmlDeviceGetHandleByUUID(self, name: bytes, device: Any) -> int:  # noqa: N802 (NVML's name)
@@ -240,7 +240,7 @@ def test_a_driver_that_never_answers_costs_the_gpus_that_the_pod_was_given(
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     slow = threading.Event()
-    monkeypatch.setattr(nvml, "nvmlInit_v2", lambda: int(not slow.wait(60)))
+    monkeypatch.setattr(nvml, "nvmlInit_v2", lambda: int(not slow.wait(300)))
     watch = GpuWatch()
     assert watch.latest() == []
     nvml.now_s += 30

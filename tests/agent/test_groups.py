@@ -165,6 +165,6 @@ def test_a_child_with_an_older_python_is_left_as_it_is(version: str, prepared: b
         "print(any(hasattr(finder, 'changes') for finder in sys.meta_path))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=300
     )
     assert (done.stdout, done.stderr) == (f"{prepared}\n", "")

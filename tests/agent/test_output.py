@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def write(folder: Path, code: str) -> int:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(str(folder)) + code], timeout=60
+        [sys.executable, "-c", PROGRAM.format(str(folder)) + code], timeout=300
     ).returncode
 
 

@@ -97,7 +97,7 @@ def rank(pods, run: str, *flags: str, **env: str) -> subprocess.Popen:
 def test_it_starts_its_rank_on_its_pod_and_shows_it(pods, flags, env):
     prepare(pods, "r", "")
     started = rank(pods, "r", *flags, **env, CUDA_VISIBLE_DEVICES="3", LEAK="secret")
-    out, err = started.communicate(timeout=120)
+    out, err = started.communicate(timeout=300)
     assert out == f"1|0|2|127.0.0.9|12345|3|{pods[1].root}|-\n" and err == "warn\n"
     assert started.returncode == 0
     assert pods[0].poll("r")["ranks"][0]["phase"] == "waiting"
@@ -108,7 +108,7 @@ def test_what_is_quiet_leaves_its_output_on_the_pod(pods):
     """So a launcher of the keeper's, which mixes lines of ranks, holds no secret in pieces."""
     prepare(pods, "r", "sys.exit(3)")
     started = rank(pods, "r", "--quiet", RANK="0")
-    assert started.communicate(timeout=120) == ("", "") and started.returncode == 3
+    assert started.communicate(timeout=300) == ("", "") and started.returncode == 3
     assert (pods[0].root / "runs/r/attempt-0/rank-0.stderr.log").read_text() == "warn\n"
 
 
@@ -118,7 +118,7 @@ def test_what_is_quiet_leaves_its_output_on_the_pod(pods):
 def test_it_ends_as_its_rank_ends(pods, end, code):
     prepare(pods, "r", end)
     started = rank(pods, "r", RANK="0")
-    started.communicate(timeout=120)
+    started.communicate(timeout=300)
     assert started.returncode == code
 
 
@@ -127,7 +127,7 @@ def test_output_comes_while_the_rank_runs(pods):
     started = rank(pods, "r", RANK="0")
     assert started.stdout.readline().startswith("0|")
     pods[0].ask("stop", run="r", grace_s=1)
-    started.communicate(timeout=120)
+    started.communicate(timeout=300)
     assert started.returncode == 128 + 15
 
 
@@ -136,7 +136,7 @@ def test_when_it_is_killed_its_rank_goes_on(pods):
     started = rank(pods, "r", RANK="0")
     started.stdout.readline()
     started.kill()
-    started.communicate(timeout=120)
+    started.communicate(timeout=300)
     time.sleep(0.5)  # long enough for the agent to end what it should leave
     assert pods[0].poll("r")["ranks"][0]["phase"] == "running"
 
@@ -146,7 +146,7 @@ def test_it_ends_when_nobody_listens_any_more(pods):
     started = rank(pods, "r", RANK="0")
     started.stdout.readline()
     started.stdout.close()
-    assert started.wait(timeout=120) == 128 + signal.SIGPIPE
+    assert started.wait(timeout=300) == 128 + signal.SIGPIPE
     started.stderr.close()
     assert pods[0].poll("r")["ranks"][0]["phase"] == "running"
 
@@ -156,24 +156,24 @@ def test_when_the_agent_is_killed_it_says_so(pods):
     started = rank(pods, "r", RANK="0")
     started.stdout.readline()
     look_up(pods[0].pid).send(signal.SIGKILL)
-    assert "rank 0 of run r" in started.communicate(timeout=120)[1] and started.returncode == 1
+    assert "rank 0 of run r" in started.communicate(timeout=300)[1] and started.returncode == 1
 
 
 def test_a_rank_is_not_started_twice_and_not_where_it_does_not_belong(pods):
     prepare(pods, "r", "")
-    rank(pods, "r", RANK="0").communicate(timeout=120)
+    rank(pods, "r", RANK="0").communicate(timeout=300)
     again = rank(pods, "r", RANK="0")
     assert (
-        says(again.communicate(timeout=120)[1], "rank {} of run {} was started or stopped already")
+        says(again.communicate(timeout=300)[1], "rank {} of run {} was started or stopped already")
         and again.returncode == 1
     )
     stranger = rank(pods, "r", RANK="2")
-    assert "no agent" in stranger.communicate(timeout=120)[1] and stranger.returncode == 1
+    assert "no agent" in stranger.communicate(timeout=300)[1] and stranger.returncode == 1
 
 
 def test_without_a_rank_it_asks_for_one(pods):
     started = rank(pods, "r")
-    assert "--rank" in started.communicate(timeout=120)[1] and started.returncode == 2
+    assert "--rank" in started.communicate(timeout=300)[1] and started.returncode == 2
 
 
 def test_flags_come_before_torch_before_openmpi():

@@ -274,7 +274,7 @@ def test_another_rank_waits_until_the_port_is_open(made: list[dict[str, Any]]) -
     thread.start()
     assert not opened.wait(0.2) and not made
     with socket.create_server(("127.0.0.1", port)):
-        assert opened.wait(120)
+        assert opened.wait(300)
     thread.join()
     assert made[0]["port"] == port and "master_listen_fd" not in made[0]
 

@@ -243,24 +243,24 @@ def test_an_agent_that_is_stopped_is_continued(agent):
 @pytest.mark.slow
 def test_the_lease_is_the_keepers_to_renew(make_agent, wait_gone):
     agent = make_agent()
-    agent.serve("--lease-s", "2")
+    agent.serve("--lease-s", "6")  # a busy machine delays a renewal by some seconds
     agent.start("r", DEAF)
     agent.until_printed("r", "up")
-    for _ in range(7):
-        time.sleep(0.5)
+    for _ in range(8):
+        time.sleep(1)
         agent.ask("ping")
     rank, process = rank_of(agent, "r"), look_up(agent.pid)
     began = time.monotonic()
     other = Client(agent.root)
     while look_up(rank.pid) is not None:  # somebody else's words are no sign of the keeper
-        assert time.monotonic() < began + 60
+        assert time.monotonic() < began + 180
         try:
             other.ask("ping")
         except OSError:
             break
         time.sleep(0.1)
     other.close()
-    assert time.monotonic() - began > 1.8
+    assert time.monotonic() - began > 5.8
     wait_gone(rank, process, timeout_s=30)
     assert not (agent.root / "agent.sock").exists()
 
@@ -333,5 +333,5 @@ print(look_up(pid).zombie)
 
 def test_a_daemon_without_marks_is_ended_where_a_guardian_has_adopted_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", GUARDED, "workbench.pods.bootstrap.guardian", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.stdout == "True\n", done.stderr

@@ -208,7 +208,9 @@ def test_a_kernel_that_ignores_sigterm_ends_its_fork_server_and_ranks_hear_the_s
 
 
 def test_a_rank_that_is_asked_for_during_the_imports_waits_for_them(make_agent, tmp_path):
-    (tmp_path / "toy_job.py").write_text("import time; time.sleep(1)\n" + TOY)
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    (tmp_path / "toy_job.py").write_text(wait + TOY)
     agent = make_agent()
     agent.serve("--warm", env=paths(tmp_path, WORKBENCH_WARM_MODULES="toy_job"))
     assert agent.ask("hello")["warm"] == "starting"
@@ -217,6 +219,7 @@ def test_a_rank_that_is_asked_for_during_the_imports_waits_for_them(make_agent, 
     agent.ask("stop", run="stopped", grace_s=5)
     (rank,) = agent.poll("stopped")["ranks"]
     assert (rank["phase"], rank["stopped"], rank["pid"]) == ("exited", True, None)
+    go.touch()
     (rank,) = agent.until_exited("r")["ranks"]
     assert rank["how"] == "warm" and agent.ask("hello")["warm"] == "ready"
 

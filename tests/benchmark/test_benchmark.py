@@ -152,7 +152,7 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
         until(lambda: beats() or killed.poll() is not None)
         assert killed.poll() is None, "the first kernel ended by itself"
         os.kill(killed.pid, signal.SIGKILL)
-        killed.communicate(timeout=180)
+        killed.communicate(timeout=300)
         second = kernel(2)
         try:
             until(
@@ -162,7 +162,7 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
                 )
             )
             end.touch()  # the row that the first kernel left ends while the second waits for it
-            said, _ = second.communicate(timeout=180)
+            said, _ = second.communicate(timeout=300)
         finally:
             second.kill()
             second.wait()

@@ -81,14 +81,14 @@ class Book:
             # A workspace of its own: JupyterLab would open again what an earlier test had open.
             place = f"lab/workspaces/{secrets.token_hex(4)}/tree/{name}"
             page.goto(f"{lab.url}{place}?token={lab.token}")
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=300_000)
         try:
             self.wait_idle(30)
         except (
             sync_api.TimeoutError
         ):  # seen once: JupyterLab, just started, never said what the kernel does
             page.reload()
-            page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
+            page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=300_000)
             self.wait_idle(60)
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
 
@@ -235,7 +235,7 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         # One for all pages: what JupyterLab consists of is read and compiled once.
         context = browser.new_context(viewport=VIEWPORT, reduced_motion="reduce")
-        context.set_default_timeout(180_000)  # ms; a busy machine took 30 s to load a report
+        context.set_default_timeout(300_000)  # ms; a busy machine took 30 s to load a report
         yield context
         browser.close()
 

@@ -27,8 +27,8 @@ SHOWN_MS, CLICK_MS, HELD_MS = 500, 1500, 4000
 HEIGHT = 1500  # of the window: whole outputs are in sight
 SIDE_WIDTH, SIDE_HEIGHT = 1110, 800
 MARGIN_X, MARGIN_Y = 4, 10
-WAIT_S = 120.0
-STALE_S = 30.0  # for a text to become the recorded one
+WAIT_S = 300.0
+STALE_S = 120.0  # for a text to become the recorded one
 MOMENTARY = re.compile("evaluating|being counted")
 """Words that pass within WAIT_S; no picture has them."""
 Frame = tuple[Any, int]
@@ -85,8 +85,14 @@ SHORT = Scale(
 FAILING = """
 import os
 import time
+from pathlib import Path
 
-time.sleep(7)  # until the memory of the pods has been sampled twice
+# The card has the memory of each pod once there are two samples.
+run = Path(os.environ["WORKBENCH_RUN_DIR"]).name
+samples = Path(os.environ["WORKBENCH_POD"]).parents[1] / "runs" / run / "samples.jsonl"
+pods = ('"pod-0"', '"pod-1"')
+while not samples.exists() or any(samples.read_text().count(pod) < 2 for pod in pods):
+    time.sleep(0.1)
 if os.environ["RANK"] == "1":
     import torch
 
@@ -324,9 +330,9 @@ class Shots:
 
     def _film(self, area: Any, is_over: Callable[[], bool]) -> list[Frame]:
         frames = []
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while not is_over():
-            assert time.monotonic() < deadline, f"not over in 300 s: {area.inner_text()}"
+            assert time.monotonic() < deadline, f"not over in 600 s: {area.inner_text()}"
             frames.append((_on_paper(self._shoot(area)), SHOWN_MS))
             self.book.page.wait_for_timeout(self.scale.frame_every_ms)
         return frames

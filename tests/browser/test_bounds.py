@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from poll import until
 
 from tests.browser.conftest import notebook
 
@@ -58,7 +59,7 @@ COUNT_CHANGES = """cell => {
 def printing(lab: Any, open_book: Callable[..., Any]) -> Any:
     """A page whose cells print many lines: cell 1 some lines a second, cell 3 all at once."""
     (lab.folder / "printing.py").write_text(PRINTING)
-    paced = PRINT.format(lines=60 * PER_S, per_s=PER_S, at_once=50, go=lab.folder / "paced")
+    paced = PRINT.format(lines=600 * PER_S, per_s=PER_S, at_once=50, go=lab.folder / "paced")
     at_once = PRINT.format(lines=LINES, per_s="inf", at_once=1000, go=lab.folder / "at-once")
     cells = (START, paced, "run.wait()", at_once, "cluster.close()")
     book = open_book(lab.add(notebook(*cells), "printing.ipynb"))
@@ -83,6 +84,7 @@ def are_drawn_a_few_times(lab: Any, book: Any) -> None:
     book.page.evaluate(COUNT_CHANGES, 1)
     began = time.monotonic()
     time.sleep(WATCHED_S)
+    until(lambda: book.page.evaluate("window.changes.length"))
     took_s = time.monotonic() - began
     # What one look at the run changes arrives as several messages within a few milliseconds.
     changes = book.page.evaluate("window.changes")

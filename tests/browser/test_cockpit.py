@@ -256,7 +256,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     page.run_all()
     # JupyterLab goes to the last cell: what happens is to be seen from there.
     for words in ("127.0.0.2", "start, "):
-        expect(page.output(panel).get_by_text(words).first).to_be_in_viewport(timeout=180_000)
+        expect(page.output(panel).get_by_text(words).first).to_be_in_viewport(timeout=300_000)
     steps = moving_steps(page, panel, 3, 180)
     assert steps == sorted(steps)
     page.output(panel).locator("svg.wb-plot").first.wait_for()

@@ -16,7 +16,7 @@ from tests.browser.conftest import ARTIFACTS, Lab, notebook
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
 BEAT = Path(__file__).resolve().parents[1] / "scripts" / "beat.py"
-PATIENCE_MS = 180_000
+PATIENCE_MS = 300_000
 START = """
 from workbench import Cluster, LocalPods, Script
 cluster = Cluster(LocalPods(), count=1, path="pods-notebook", warm=False).start()

@@ -25,7 +25,7 @@ from workbench.rundir.state import RunState
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 BEAT = Path(__file__).parents[1] / "scripts" / "beat.py"
 DEFAULT_NAME = "cluster-20261124-191654-1373"  # as of a cluster without a path
-WAIT_MS = 120_000
+WAIT_MS = 300_000
 # What a person who looks at something else is told; headless, a page always has the focus.
 ELSEWHERE = """
 window.rung = [];
@@ -159,7 +159,7 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
             return False
 
         until(asked, 120, every_s=0.5)
-        assert run.wait(120, progress=False).state is RunState.STOPPED
+        assert run.wait(300, progress=False).state is RunState.STOPPED
         side.locator(".dw-run[data-state='stopped']").wait_for(timeout=WAIT_MS)
         tab.locator(".dw-state", has_text="stopped").wait_for(timeout=WAIT_MS)
         until(lambda: page.evaluate("window.rung"), 120)

@@ -50,7 +50,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A notebook with a cell for each view, executed and saved."""
     book = notebook(SETUP, *CELLS.values())
     where = {"metadata": {"path": str(tmp_path_factory.mktemp("views"))}}
-    NotebookClient(book, timeout=120, resources=where).execute()
+    NotebookClient(book, timeout=300, resources=where).execute()
     return book
 
 

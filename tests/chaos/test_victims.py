@@ -60,4 +60,4 @@ def test_every_kind_of_victim_is_exactly_the_processes_that_it_names(tmp_path: P
         assert len(halted) == 5
         assert {each.pid for each in ranks(run)} <= {each.pid for each in halted}
         end.touch()
-        run.wait(60, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()

@@ -69,7 +69,7 @@ def given(root: Path, backend: dict[str, object] = LOCAL, **state: object) -> Cl
     write_json(paths.config, ClusterSpec(backend=backend).to_dict())
     write_json(root / "kubernetes.json", {"base": "wb-c"})
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(60)
+    ended.wait(300)
     facts = {"phase": "closing", "pid": ended.pid, "start_time": 1, "host": socket.gethostname()}
     write_json(paths.state, {**facts, **state})
     list_runs(paths.root / "store.db", KnownRun(id="r1", path=paths.runs / "r1"))
@@ -198,7 +198,7 @@ def test_a_folder_in_the_place_of_a_live_cluster_is_data(tmp_path: Path) -> None
             Cluster.attach(paths.root)
     finally:
         keeper.kill()
-        keeper.wait(60)
+        keeper.wait(300)
 
 
 def keeper_for(root: Path) -> subprocess.Popen[bytes]:
@@ -229,10 +229,10 @@ def test_a_process_for_a_directory_that_is_not_registered_is_not_ended(tmp_path:
         root.joinpath("cluster.json").unlink()
         root.rmdir()
         close_cluster(paths, ClusterSpec(backend=LOCAL))
-        assert keeper.wait(120) == -signal.SIGTERM
+        assert keeper.wait(300) == -signal.SIGTERM
     finally:
         keeper.kill()
-        keeper.wait(60)
+        keeper.wait(300)
 
 
 def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_directory_that_names_a_live_run_of_the_reader_reaches_no_run(
             assert len(asked) == 2
     finally:
         keeper.kill()
-        keeper.wait(60)
+        keeper.wait(300)
 
 
 @pytest.mark.parametrize("whose", ["own", "another's id", "not listed"])

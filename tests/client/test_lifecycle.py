@@ -40,7 +40,7 @@ def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path) ->
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "noflock.c"], check=True)
     argv = [sys.executable, "-c", START, str(tmp_path / "c")]
     env = {**os.environ, "LD_PRELOAD": str(library)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/c/.lock cannot be locked (No locks available)" in done.stdout
     assert says(done.stdout, "Choose a folder on another disk with Cluster(…")

@@ -33,7 +33,7 @@ class Models:
         if on_text is not None:
             for word in answer.split():
                 on_text(word + " ")
-            self.goes_on.wait(120)
+            self.goes_on.wait(300)
         return answer
 
 

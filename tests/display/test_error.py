@@ -126,7 +126,7 @@ def test_the_trace_of_a_rank_is_left_to_its_card_where_it_is_long(
 def test_outside_of_a_notebook_nothing_changes() -> None:
     code = "from workbench import FineTune\nFineTune(max_step=10)"
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
     )
     first, *_, last = ended.stderr.splitlines()
     assert first == "Traceback (most recent call last):"

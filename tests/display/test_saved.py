@@ -71,7 +71,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ]
     book = new_notebook(cells=[*cells, new_code_cell(BENCHMARK)])
     where = {"metadata": {"path": str(tmp_path_factory.mktemp("book"))}}
-    NotebookClient(book, timeout=120, coalesce_streams=True, resources=where).execute()
+    NotebookClient(book, timeout=300, coalesce_streams=True, resources=where).execute()
     return book
 
 

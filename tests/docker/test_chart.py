@@ -85,7 +85,7 @@ def render(helm: Path, tmp_path: Path) -> Render:
             "--values",
             tmp_path / "values.yaml",
         ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
             raise ValueError(done.stderr)
         documents = [each for each in yaml.safe_load_all(done.stdout) if each]
@@ -244,7 +244,7 @@ def test_a_value_that_cannot_be_is_refused(
 
 def test_helm_finds_no_fault(helm: Path) -> None:
     done = subprocess.run(
-        [helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=60
+        [helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -272,7 +272,7 @@ def test_a_namespace_without_a_pod_security_standard_is_refused(
     )
     (tmp_path / "chart" / "templates" / "try.yaml").write_text(check)
     argv = [helm, "template", "lab", tmp_path / "chart", "--namespace", "team"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert (done.returncode == 0) is taken, done.stderr
     assert (
         "kubectl label namespace team pod-security.kubernetes.io/enforce=restricted" in done.stderr

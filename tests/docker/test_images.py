@@ -199,7 +199,7 @@ def test_the_workers_never_see_the_private_key_and_take_no_password(stack: Stack
             [*words, f"workbench@{stack.address(worker)}", "true"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 255
         assert "Permission denied (publickey)" in done.stderr

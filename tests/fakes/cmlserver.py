@@ -205,4 +205,4 @@ class CMLServer:
             engine = self.engines[number]
             end_all(lambda: live_descendants(engine.pid), grace_s=10)
             engine.terminate()
-            engine.wait(120)
+            engine.wait(300)

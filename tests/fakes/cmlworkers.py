@@ -153,7 +153,7 @@ def _end_engine(engine: subprocess.Popen[bytes] | _Engine) -> None:
         if time.monotonic() > deadline:
             os.killpg(engine.pid, signal.SIGKILL)
         time.sleep(0.02)
-    engine.wait(120)
+    engine.wait(300)
 
 
 def _group_lives(group: int) -> bool:

@@ -218,5 +218,5 @@ def hub() -> Iterator[Hub]:
             yield held
         finally:
             server.shutdown()
-            thread.join(120)
+            thread.join(300)
     assert not errors, errors

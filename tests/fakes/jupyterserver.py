@@ -24,7 +24,7 @@ HOMES = (
     "JUPYTER_DATA_DIR",
     "JUPYTER_RUNTIME_DIR",
 )
-_START_S = 120.0
+_START_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,10 @@ def start_server(home: Path, module: str, *options: str) -> Iterator[Server]:
     finally:
         process.send_signal(signal.SIGTERM)  # it ends its kernels, asking nothing
         try:
-            process.wait(120)
+            process.wait(300)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(60)
+            process.wait(300)
 
 
 def _url(info: Path, process: subprocess.Popen[bytes], log: Path) -> str:

@@ -295,7 +295,7 @@ class Kubelet:
         for container in pod.manifest["spec"].get("initContainers", ()):
             first = [_moved(word, mounts) for word in (*container["command"], *container["args"])]
             await asyncio.to_thread(
-                subprocess.run, self._contained(pod, container, first), check=True, timeout=120
+                subprocess.run, self._contained(pod, container, first), check=True, timeout=300
             )
         command = self._contained(pod, pod.container, command, mounts.get("/etc/passwd", ""))
         with pod.log.open("ab") as log:
@@ -567,7 +567,7 @@ def kill(pod: Running) -> None:
             os.killpg(
                 pod.process.pid, signal.SIGKILL
             )  # sshd among them, which overwrites its variables
-        pod.process.wait(120)
+        pod.process.wait(300)
     if pod.root:
         end_all(lambda: with_mark("WORKBENCH_POD", [pod.root]), grace_s=0.0)
 

@@ -41,7 +41,7 @@ class PlaceOnLoop:
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run something on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
 
     def backend(self, **options: Any) -> KubernetesPods:
         given = {"image": "example.org/worker:1", "kubeconfig": str(self.kubeconfig), **options}
@@ -49,7 +49,7 @@ class PlaceOnLoop:
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(300)
         self._loop.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 
 import pytest
 
-_WORKERS = 16  # processes of pytest-xdist
 _TAGS = itertools.count()  # a namespace goes a little after its last process
 
 
@@ -23,7 +23,7 @@ def ip(*words: str) -> None:
 
 
 def _run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -60,7 +60,7 @@ class Namespace:
     def end_what_is_left(self) -> None:
         """End what still runs in it: sshd's sessions whose line broke learn of it late."""
         listed = subprocess.run(
-            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=120
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=300
         )
         for pid in map(int, listed.stdout.split()):
             with suppress(ProcessLookupError):
@@ -71,15 +71,13 @@ def _free_net() -> str:
     """Return the first three numbers of addresses that nobody has.
 
     Two bridges with the same ones take the route from one another. A session of tests that was
-    killed leaves its bridges behind. Processes of pytest-xdist look at different numbers.
+    killed leaves its bridges behind. Two sessions that look at the same time choose at random.
     """
     taken = _run("ip", "-oneline", "-4", "address")
-    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    nets = (f"10.213.{number}" for number in range(own, 256, _WORKERS))
-    free = next((net for net in nets if f" {net}." not in taken), None)
-    if free is None:
+    free = [net for net in (f"10.213.{number}" for number in range(256)) if f" {net}." not in taken]
+    if not free:
         raise OSError("every network 10.213.N is taken; `ip link` lists their bridges")
-    return free
+    return secrets.choice(free)
 
 
 @contextmanager

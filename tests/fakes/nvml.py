@@ -85,6 +85,6 @@ def fake_gpus(folder: Path, count: int, *, slices: int = 0) -> FakeGpus:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", str(target), str(folder / "nvml.c")],
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return FakeGpus(folder=folder, uuids=uuids)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
-_START_S = 60.0
+_START_S = 300.0
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class S3Server:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                with urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=120):
+                with urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=300):
                     return
             except OSError:
                 assert self.process.poll() is None, "the S3 server ended"
@@ -68,7 +68,7 @@ class S3Server:
     def stop(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait(120)
+            self.process.wait(300)
         self.process = None
 
     def reader(self) -> tuple[str, str]:
@@ -87,7 +87,7 @@ class S3Server:
         ask = urllib.request.Request(
             f"{self.url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"}
         )
-        with urllib.request.urlopen(ask, timeout=120):
+        with urllib.request.urlopen(ask, timeout=300):
             pass
 
     def objects(self, bucket: str, prefix: str = "") -> dict[str, bytes]:

@@ -140,7 +140,7 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
-            daemon.wait(120)
+            daemon.wait(300)
         for node in self.nodes:
             for group in _GROUPS:
                 for folder, _, _ in os.walk(group / f"slurm_{node}", topdown=False):
@@ -151,7 +151,7 @@ class Slurm:
     def do(self, *words: str, text: str = "") -> str:
         """Run a command of Slurm and return its output."""
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=120, env=self.environment()
+            words, input=text, capture_output=True, text=True, timeout=300, env=self.environment()
         )
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout.strip()
@@ -192,7 +192,7 @@ class Slurm:
             ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             env=self.environment(),
         )
         states = done.stdout.split()
@@ -295,6 +295,6 @@ class SlurmPlace:
         subprocess.run(
             ["scancel", "--quiet", "--signal=TERM", step],
             env=self.slurm.environment(),
-            timeout=120,
+            timeout=300,
             stderr=subprocess.DEVNULL,
         )

@@ -130,7 +130,7 @@ class SSHHost:
         subprocess.run(
             ["ssh-keygen", "-q", "-t", self.key_type, "-N", "", "-f", self.folder / "host_key"],
             check=True,
-            timeout=120,
+            timeout=300,
         )
         (self.folder / "authorized_keys").write_text(self.public_key + "\n")
         config = _CONFIG.format(**vars(self))
@@ -158,7 +158,7 @@ class SSHHost:
     def stop(self) -> None:
         """End the daemon; connections that stand go on."""
         self.process.terminate()
-        self.process.wait(120)
+        self.process.wait(300)
 
     def die(self) -> None:
         """End the daemon and all its connections, as with the machine."""

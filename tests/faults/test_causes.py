@@ -71,7 +71,7 @@ import sys
 from workbench import Cluster, LocalPods, Script
 with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
     run = cluster.submit(Script(path=sys.argv[2]))
-    print(run.wait(60, progress=False).error)
+    print(run.wait(300, progress=False).error)
     print(run)
 """
 
@@ -139,7 +139,7 @@ def test_shared_memory_that_is_too_small_is_told(tmp_path: Path) -> None:
     words = ["mount -t tmpfs -o size=1m,mode=1777 faults /dev/shm", 'exec "$@"']
     inside = [sys.executable, "-c", IN_A_SMALL_PLACE, str(tmp_path / "c"), str(script)]
     argv = ["unshare", "--mount", "sh", "-c", " && ".join(words), "sh", *inside]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "killed by SIGBUS; often shared memory that is too small: /dev/shm has " in done.stdout
     assert int(done.stdout.partition("/dev/shm has ")[2].split()[0]) <= 1

@@ -35,6 +35,7 @@ from workbench import Cluster, LocalPods, Script
 clock, end = Path(os.environ["CLOCK"]), Path(sys.argv[3])
 options = {"warm": False, "lease_s": 60, "idle_timeout_s": 300}
 with Cluster(LocalPods(), count=2, path=sys.argv[1], **options) as cluster:
+    began_s = time.monotonic()
     run = cluster.submit(Script(path=sys.argv[2], args=["--until", str(end)]))
     until(lambda: run.paths.rank_log(0, 1, "stdout").exists(), 60)
     messages = []
@@ -44,12 +45,13 @@ with Cluster(LocalPods(), count=2, path=sys.argv[1], **options) as cluster:
         until(lambda: len(run.logs(1, "stdout", None)) > seen + 500, 60)
         messages.append(run.message)
     end.touch()
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
+    whole_s = time.monotonic() - began_s
     lines = run.logs(1, "stdout", None).splitlines()
     whole = lines == [f"rank 1 line {n}" for n in range(len(lines))]
-    again = cluster.submit(Script(path=sys.argv[2], args=["--lines", "3"])).wait(60, progress=False)
+    again = cluster.submit(Script(path=sys.argv[2], args=["--lines", "3"])).wait(300, False)
 print(json.dumps({"state": result.state, "again": again.state, "whole": whole, "lines": len(lines),
-                  "duration_s": result.duration_s, "messages": messages}))
+                  "duration_s": result.duration_s, "whole_s": whole_s, "messages": messages}))
 """
 
 
@@ -64,7 +66,7 @@ def test_a_clock_that_jumps_ends_nothing_and_spoils_no_figure(tmp_path: Path) ->
     }
     words = [str(tmp_path / "c"), str(BEAT), str(tmp_path / "end")]
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, *words], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", DRIVER, *words], env=env, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
@@ -72,4 +74,4 @@ def test_a_clock_that_jumps_ends_nothing_and_spoils_no_figure(tmp_path: Path) ->
     assert not [
         message for message in seen["messages"] if "no sign" in message or "no step" in message
     ]
-    assert 1 < seen["duration_s"] < 200
+    assert 1 < seen["duration_s"] < seen["whole_s"] + 1

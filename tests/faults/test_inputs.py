@@ -16,7 +16,7 @@ from workbench.base.files import read_json
 from workbench.rundir.state import RunState
 
 from .conftest import SCRIPTS
-from .test_pods import daemon, parent_of, sessions
+from .test_pods import children_of, daemon, parent_of
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -40,12 +40,14 @@ def submit_much(world: World, cluster: Cluster, folder: Path, lines: int = 20) -
 def test_a_line_that_breaks_while_inputs_travel_is_outlived(
     world: World, tmp_path: Path, victim: str
 ) -> None:
+    # A look at all processes takes a busy machine longer than the inputs travel.
+    pods = [(pod, daemon(world, pod)) for pod in world.cluster.pods[1:]]
     run = submit_much(world, world.cluster, tmp_path / "job")
-    for pod in world.cluster.pods[1:]:
+    for pod, sshd in pods:
         if victim == "agent":
             os.kill(int(str(read_json(Path(pod.root) / "agent.json")["pid"])), signal.SIGKILL)
         else:
-            for pid in sessions(world, pod):
+            for pid in children_of(sshd):
                 os.kill(pid, signal.SIGKILL)
     assert "sending" in run.message, "it was over before the fault"
     world.ended(run, 120).raise_for_status()
@@ -56,13 +58,14 @@ def test_a_line_that_breaks_while_inputs_travel_is_outlived(
 @pytest.mark.long
 def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Path) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
+        pod = cluster.pods[1]
+        worker = parent_of(daemon(world, pod))
         run = submit_much(
             world, cluster, tmp_path / "job", lines=5000
         )  # it ends by the fault, wherever that meets it
-        pod = cluster.pods[1]
-        os.kill(parent_of(daemon(world, pod)), signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
         assert "sending" in run.message, "it was over before the fault"
-        result = run.wait(60, progress=False)
+        result = run.wait(300, progress=False)
         assert "SIGKILL" in world.blames(result, pod)
         assert list((tmp_path / "c" / "pods" / "store").iterdir()) != []
     assert [path.name for path in (tmp_path / "c" / "pods").iterdir() if path.is_dir()] == [], (
@@ -75,11 +78,11 @@ def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(
     world: World, tmp_path: Path
 ) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
-        run = submit_much(world, cluster, tmp_path / "job")
         sshd = daemon(world, cluster.pods[1])
+        run = submit_much(world, cluster, tmp_path / "job")
         os.kill(sshd, signal.SIGSTOP)
-        for pid in sessions(world, cluster.pods[1]):
+        for pid in children_of(sshd):
             os.kill(pid, signal.SIGKILL)
         run.cancel()
-        assert run.wait(60, progress=False).state is RunState.CANCELLED
+        assert run.wait(300, progress=False).state is RunState.CANCELLED
         os.kill(sshd, signal.SIGCONT)

@@ -35,7 +35,7 @@ def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(
     assert second.message == "waiting for free pods"
     asked = time.monotonic()
     third.cancel()
-    result = third.wait(180, progress=False)
+    result = third.wait(300, progress=False)
     world.measured("-", "cancel of a queued run -> result", time.monotonic() - asked, 1)
     assert (result.state, result.message) == (RunState.CANCELLED, "cancelled before its start")
     assert first.state is RunState.RUNNING
@@ -62,7 +62,7 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(
         world.until(lambda: cluster.phase == "closing", 120)
         with pytest.raises(RunError, match="closing"):
             world.submit("beat.py", cluster=cluster)
-        closer.join(180)
+        closer.join(300)
         assert not closer.is_alive()
         world.measured("-", "close while deaf ranks run", time.monotonic() - asked, 8)
         assert cluster.phase == "closed"
@@ -93,7 +93,7 @@ def test_closing_during_a_start_leaves_nothing(
     asked = time.monotonic()
     cluster.close()
     world.measured("-", f"close {after_s} s into a start", time.monotonic() - asked, 5)
-    starter.join(180)
+    starter.join(300)
     assert not starter.is_alive()
     assert cluster.phase == "closed"
     assert [str(error) for error in raised] == ["the cluster was closed during its start"]
@@ -121,7 +121,7 @@ def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path) -> No
     world.until(lambda: list((root / "pods").glob("pod-*/guardian.json")), 120, every_s=0.002)
     asked = time.monotonic()
     os.killpg(kernel.pid, signal.SIGINT)
-    _, said = kernel.communicate(timeout=60)
+    _, said = kernel.communicate(timeout=300)
     world.measured("-", "Ctrl-C in a start -> ended", time.monotonic() - asked, 5)
     assert kernel.returncode != 0, "it was ready before the interrupt: wait less"
     assert "KeyboardInterrupt" in said
@@ -153,7 +153,7 @@ def test_a_start_that_is_interrupted_twice_leaves_nothing(
     for wait_s in (later_s, apart_s):
         time.sleep(wait_s)
         os.killpg(kernel.pid, signal.SIGINT)
-    _, words = kernel.communicate(timeout=60)
+    _, words = kernel.communicate(timeout=300)
     assert kernel.returncode != 0, "it was ready before the interrupt"
     assert b"KeyboardInterrupt" in words
     nothing_below(world, root)
@@ -170,7 +170,7 @@ def test_a_kernel_that_dies_while_its_cluster_starts_leaves_nothing(
     kernel = subprocess.Popen([sys.executable, "-c", START, str(root)])
     world.until((cluster_folder(root) / "keeper.sock").exists, 120, every_s=0.002)
     kernel.kill()
-    kernel.wait(60)
+    kernel.wait(300)
     nothing_below(world, root)
     status = cluster_status(root)
     assert (status.phase, status.message) == ("closed", "closed: its start was broken off")

@@ -83,7 +83,7 @@ def test_the_lock_of_a_killed_build_is_removed_and_told(world: World, tmp_path: 
     holder = subprocess.run(
         [sys.executable, "-c", f"{code}; import os; os.kill(os.getpid(), 9)"],
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert holder.returncode == -9
     old_s = time.time() - 25  # a run waits for the rest of half a minute

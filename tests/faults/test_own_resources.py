@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, kill_keeper, printed
+from takeover import counting, exact, kill_keeper, printed, under_another_keeper
 
 from tests.fakes.smalldisk import small_disk
 from tests.support.runstores import decisions_in
@@ -140,7 +140,7 @@ def test_a_queued_run_whose_disk_becomes_read_only_ends_alone(
         read_only(disk)
         ends[1].touch()  # the poor run was handed the first pod, and its turn comes on the second
         world.ended(running[1]).raise_for_status()
-        result = poor.wait(60, progress=False)
+        result = poor.wait(300, progress=False)
         assert result.state is RunState.FAILED
         assert "Read-only file system" in result.message
         world.ended(behind).raise_for_status()
@@ -177,7 +177,7 @@ def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
         kill_keeper(cluster)
         assert Run.load(healthy.path).state is not RunState.LOST
         gate.write_text("11")
-        result = poor.wait(60, progress=False)
+        result = poor.wait(300, progress=False)
         world.nothing_left(poor)
         if harm is fill:  # it needs no room to continue
             assert (result.state, "the disk is full" in result.message) == (
@@ -248,19 +248,22 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "300")
-    world.until(lambda: " line 5" in printed(run, 1), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # the run goes on until the faulty keeper has ended
+    run = counting(cluster, "--lines", "300", "--gate", str(gate))
+    world.until(lambda: " line 49" in printed(run, 1), 60)
     mistake = tmp_path / "mistake"
     with under_another_keeper(cluster, FAULTY, str(mistake)) as keeper:
         world.until(lambda: cluster_status(cluster.path).alive and cluster.phase == "ready", 60)
         mistake.touch()
-        assert keeper.wait(60) == 1
+        assert keeper.wait(300) == 1
     assert find(keeper.pid) is None
     assert load_json(ClusterPaths(cluster.path).state)["phase"] == "lost"
     words = "the keeper ended because of an internal error: ValueError: a mistake of the keeper"
     assert cluster.message == words
     assert run.state is RunState.LOST
     assert words in run.message
+    gate.write_text("1" * 6)
     world.ended(Run.load(run.path)).raise_for_status()
     exact(run, 300)
     assert cluster.phase == "ready"
@@ -280,18 +283,6 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 """
 
 
-def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.Popen[bytes]:
-    """Kill a cluster's keeper, and have this program take over as the next one."""
-    kill_keeper(cluster)
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", code, str(cluster.path), *args], stdin=subprocess.PIPE
-    )
-    assert keeper.stdin is not None
-    keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
-    keeper.stdin.close()
-    return keeper
-
-
 def test_a_job_that_is_submitted_while_a_keeper_takes_over_waits_for_it(
     world: World, cluster: Cluster
 ) -> None:
@@ -305,12 +296,15 @@ def test_a_job_that_is_submitted_while_a_keeper_takes_over_waits_for_it(
 
 @pytest.mark.long
 def test_a_run_whose_pods_are_cleared_has_its_result_already(
-    world: World, cluster: Cluster
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "200")
-    world.until(lambda: " line 5" in printed(run, 1), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # the first keeper does not see the end
+    run = counting(cluster, "--lines", "200", "--gate", str(gate))
+    world.until(lambda: " line 49" in printed(run, 1), 60)
     with under_another_keeper(cluster, DIES_IN_CLEAR) as keeper:
-        keeper.wait(60)
+        gate.write_text("1" * 4)
+        keeper.wait(300)
     assert list((cluster.path / "pods").glob(f"pod-1/runs/{run.id}")) == []
     assert run.state is RunState.SUCCEEDED
     assert Cluster.attach(cluster.path).phase == "ready"
@@ -349,7 +343,7 @@ def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(
             world.until(lambda: cluster_status(paths.root).phase == "failed", 60)
             before = cluster_status(paths.root).message
             keeper.stdin.close()
-            keeper.wait(60)
+            keeper.wait(300)
     assert (cluster_status(paths.root).phase, cluster_status(paths.root).message) == (
         "failed",
         before,
@@ -402,18 +396,21 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 
 @pytest.mark.long
 def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
-    world: World, cluster: Cluster
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "300", restarts=2)
-    world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # no rank ends before its pod
+    run = counting(cluster, "--lines", "300", "--gate", str(gate), restarts=2)
+    world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
     pod = guardian_of(cluster, 1)
     with under_another_keeper(cluster, DIES_IN_RESTART) as keeper:
         os.kill(pod, signal.SIGKILL)
+        gate.write_text("1" * 6)
         try:
-            assert keeper.wait(90) == -signal.SIGKILL
+            assert keeper.wait(300) == -signal.SIGKILL
         finally:
             keeper.kill()
-    result = Run.load(run.path).wait(180, progress=False).raise_for_status()
+    result = Run.load(run.path).wait(300, progress=False).raise_for_status()
     (restart,) = result.restarts
     assert restart.what == "pod-1 was lost"
     assert all(f"rank {rank} line 299\n" in printed(run, rank) for rank in range(2))
@@ -433,14 +430,17 @@ def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
 
 @pytest.mark.long
 def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(
-    world: World, cluster: Cluster
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "300", restarts=2)
-    world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
+    gate = tmp_path / "gate"
+    gate.write_text("1")  # no rank ends before its pod
+    run = counting(cluster, "--lines", "300", "--gate", str(gate), restarts=2)
+    world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
     pod = guardian_of(cluster, 1)
     kill_keeper(cluster)
     os.kill(pod, signal.SIGKILL)
-    result = run.wait(180, progress=False).raise_for_status()
+    gate.write_text("1" * 6)
+    result = run.wait(300, progress=False).raise_for_status()
     (restart,) = result.restarts
     assert restart.what == "pod-1 was lost"
     assert printed(run, 0).count("rank 0 line 20\n") == 2

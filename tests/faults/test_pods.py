@@ -173,7 +173,7 @@ def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:
     run = world.submit("ring.py", launcher="ssh", pods=2)
     snatch.start()
     result = world.ended(run, 120)
-    snatch.join(180)
+    snatch.join(300)
     assert taken
     with taken[0] as holder:
         port = holder.getsockname()[1]

@@ -127,7 +127,7 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
                 run = cluster.submit(
                     Script(path=str(LEAK), args=args, env=job_env, launcher=launcher)
                 )
-                result = run.wait(120, progress=False)
+                result = run.wait(300, progress=False)
                 assert (result.state, result.error and result.error.kind) == (
                     RunState.FAILED,
                     "RuntimeError",
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
             assert held == [], "while the pods live, but for what the ranks have printed there"
     finally:
         done.set()
-        watcher.join(60)
+        watcher.join(300)
     rows, problems = rows_below([tmp_path / "c"])
     write_report(rows, tmp_path, problems=problems)
     assert (len(rows), problems) == (len(LAUNCHERS), [])

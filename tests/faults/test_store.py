@@ -50,11 +50,15 @@ def listeners(port: int) -> Iterator[str]:
 
 
 def store_of(world: World, run: Run) -> tuple[str, int]:
-    def ranks() -> list[dict[str, str]]:
-        return [process.environ for process in world.of(run) if process.environ.get("RANK") == "0"]
+    found: list[dict[str, str]] = []
 
-    until(ranks, 60, every_s=0.1)
-    env = ranks()[0]
+    def has_ranks() -> bool:
+        environs = (process.environ for process in world.of(run))
+        found.extend(environ for environ in environs if environ.get("RANK") == "0")
+        return bool(found)
+
+    until(has_ranks, 60, every_s=0.1)
+    env = found[0]
     return env["MASTER_ADDR"], int(env["MASTER_PORT"])
 
 
@@ -143,7 +147,7 @@ for _ in range(2):
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300
     )
 
     assert done.returncode == 0, done.stderr

@@ -58,7 +58,7 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
             second.submit(Script(path=BEAT))
         second.close()  # as a `finally` would
         other = subprocess.run(
-            [sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=300
         )
         assert says(
             other.stderr.splitlines()[-1], "use it with Cluster.attach({}), or choose another path"
@@ -83,7 +83,7 @@ def test_of_several_runs_on_one_path_one_is_prepared_and_the_others_leave_it_alo
     tmp_path: Path,
 ) -> None:
     spec = RunSpec(cluster=ClusterSpec(), job=Script(path=BEAT))
-    barrier = threading.Barrier(4, timeout=60)
+    barrier = threading.Barrier(4, timeout=300)
 
     def prepare(root: Path) -> str:
         barrier.wait()
@@ -113,11 +113,11 @@ def test_of_two_starts_on_one_path_one_succeeds(world: World, tmp_path: Path) ->
     ]
     world.until(lambda: any(process.poll() is not None for process in both), 60)
     loser, winner = sorted(both, key=lambda process: process.poll() is None)
-    _, words = loser.communicate(timeout=120)
+    _, words = loser.communicate(timeout=300)
     assert loser.returncode != 0
     assert "ConfigError" in words.splitlines()[-1], words
     assert "Cluster.attach" in words.splitlines()[-1]
-    output, words = winner.communicate("leave\n", timeout=60)
+    output, words = winner.communicate("leave\n", timeout=300)
     assert winner.returncode == 0, words
     assert "entered" in output
 
@@ -128,7 +128,7 @@ def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(
     world: World, tmp_path: Path
 ) -> None:
     cluster = Cluster(
-        LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=6
+        LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=12
     ).start()
     first = world.submit("beat.py", "--lines", "3", cluster=cluster)
     world.ended(first).raise_for_status()

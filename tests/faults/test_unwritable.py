@@ -74,7 +74,7 @@ def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     with pytest.warns(
         RuntimeWarning, match=sentence("the directory of run {}, {}, is gone or damaged")
     ):
-        result = run.wait(30, progress=False)
+        result = run.wait(300, progress=False)
     assert result.state is RunState.CANCELLED, result.message
     world.nothing_left(run)
     after = world.submit("beat.py", "--lines", "3", cluster=cluster)
@@ -133,12 +133,12 @@ def read_only_at_its_end(world: World, cluster: Cluster, folder: Path) -> Iterat
         run = beating(world, cluster, end, disk / "run")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         end.touch()
-        result = run.wait(30, progress=False)
+        result = run.wait(300, progress=False)
         assert result.state is RunState.SUCCEEDED
         assert "could not take the result (Read-only file system)" in result.message
         assert not run.paths.result.exists()
         again = world.submit("beat.py", "--lines", "3", cluster=cluster)
-        again.wait(30, progress=False).raise_for_status()
+        again.wait(300, progress=False).raise_for_status()
         yield run, result.message
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)

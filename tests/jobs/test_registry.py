@@ -257,7 +257,7 @@ def test_a_benchmark_runs_jobs_of_another_package_and_finds_them_again(
 @pytest.mark.slow
 def test_a_job_of_another_package_is_prepared_sent_run_and_reported(cluster: Cluster) -> None:
     run = cluster.submit(counting(upto=3, say="tick", env={"SOME": "value"}))
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     result.raise_for_status()
     assert result.state is RunState.SUCCEEDED
     assert result.world_size == 2
@@ -282,7 +282,7 @@ def test_the_package_of_the_guide_adds_a_kind_of_job(cluster: Cluster) -> None:
     with pytest.raises(ConfigError, match="words is empty"):
         cluster.submit(registry.job_from_dict({"kind": "greeting", "words": ""}))
     run = cluster.submit(registry.job_from_dict({"kind": "greeting", "words": "hi", "times": 2}))
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     result.raise_for_status()
     assert run.logs(rank=1).splitlines() == ["hi from rank 1"] * 2
     steps = [event for event in run.events() if event.kind == "step"]
@@ -295,7 +295,7 @@ def test_a_job_of_another_package_stops_when_asked(cluster: Cluster) -> None:
     until(lambda: "n 3" in "\n".join(RunView(run.paths.root).log(1)))
     assert run.state is RunState.RUNNING
     run.stop()
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.STOPPED
     assert says(result.message, ": the ranks ended by themselves within {} s")
 
@@ -305,7 +305,7 @@ def test_the_failure_of_a_job_of_another_package_is_told_in_its_users_files(
     cluster: Cluster,
 ) -> None:
     run = cluster.submit(counting(env={"COUNT_WORDS": "unused"}, say=" ", upto=2))
-    result = run.wait(60, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert result.error.kind == "IndexError"

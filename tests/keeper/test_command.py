@@ -141,14 +141,14 @@ def test_ssh_line_returns_the_code_of_a_client_that_failed(tmp_path: Path) -> No
     codes = {"pod-0": "0", "pod-1": "7", "pod-2": "0"}
     fake = {name: ["sh", "-c", f"exit {code}"] for name, code in codes.items()}
     command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
-    assert subprocess.run(command.argv, timeout=120, check=False).returncode == 7
+    assert subprocess.run(command.argv, timeout=300, check=False).returncode == 7
     assert subprocess.run(
-        ["sh", "-c", f"{command}; echo after"], timeout=120, check=True, capture_output=True
+        ["sh", "-c", f"{command}; echo after"], timeout=300, check=True, capture_output=True
     ).stdout
-    assert subprocess.run(["bash", "-c", str(command)], timeout=120, check=False).returncode == 7
+    assert subprocess.run(["bash", "-c", str(command)], timeout=300, check=False).returncode == 7
     fake["pod-1"] = fake["pod-0"]
     command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
-    assert subprocess.run(command.argv, timeout=120, check=False).returncode == 0
+    assert subprocess.run(command.argv, timeout=300, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("launcher", [Launcher.PDSH, Launcher.OPENMPI])
@@ -170,7 +170,7 @@ def test_the_printed_line_is_read_by_a_shell_as_it_was_meant() -> None:
     ]
     line = str(LaunchCommand(argv=argv, env={"A_B": "it's $HOME"}))
     out = subprocess.run(
-        ["sh", "-c", line], capture_output=True, text=True, timeout=120, check=True
+        ["sh", "-c", line], capture_output=True, text=True, timeout=300, check=True
     ).stdout
     assert out == "it's $HOME ['x y', '$z']\n"
 

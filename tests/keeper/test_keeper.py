@@ -116,7 +116,7 @@ class StubRun:
 
     def run(self) -> None:
         self.runs.set()
-        assert self.ends.wait(120)
+        assert self.ends.wait(300)
         self.over = True
 
     def cancel(self) -> None:
@@ -175,7 +175,7 @@ class Served:
 
     def ended(self) -> Mapping[str, Any]:
         """Wait for the end of the keeper; return the last state."""
-        self.thread.join(180)
+        self.thread.join(300)
         assert not self.thread.is_alive()
         return self.state
 
@@ -184,7 +184,7 @@ class Served:
         run: Any = StubRun(name, self.paths.root, self.fleet.links[:1])
         self.keeper._runners[name] = run
         self.keeper._queue.add(run)
-        assert run.runs.wait(120)
+        assert run.runs.wait(300)
         until(lambda: run in self.keeper._queue.running, 20)
         added: StubRun = run
         return added
@@ -210,7 +210,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
             if isinstance(run, StubRun):
                 run.ends.set()
         if served.thread.is_alive():
-            served.thread.join(180)
+            served.thread.join(300)
 
 
 # The life of a cluster.
@@ -445,7 +445,7 @@ def test_a_keeper_that_takes_over_launches_nothing(
     assert "launch" not in served.fleet.asked
     assert says(served.said[0][1], "taking over from a keeper that died")
     assert says(served.state["message"], "taken over from a keeper that died")
-    assert waits.runs.wait(120)
+    assert waits.runs.wait(300)
     assert not over.runs.is_set()
     assert served.keeper._do(OfRun(op="outcome", run="r3"))["state"] == "failed"
 
@@ -643,7 +643,7 @@ def test_a_submitted_run_is_known_to_the_next_keeper(
     assert decided is not None
     assert (decided.last, list(decided.pods)) == (DecisionKind.SUBMITTED, ["pod-0"])
     run: Any = served.keeper._runners["r1"]
-    assert run.runs.wait(120)
+    assert run.runs.wait(300)
     assert served.keeper._do(submit(served)) == {}, "the answer was lost"
     assert len(contexts) == 1
 

@@ -174,6 +174,6 @@ def test_a_watch_reads_the_live_processes(tmp_path: Path) -> None:
     context.paths.logs.mkdir()
     watch = PodWatch(link, context, reports)
     watch.start()
-    seen = reports.get(timeout=120)
+    seen = reports.get(timeout=300)
     watch.close()
     assert seen.live_processes == 2

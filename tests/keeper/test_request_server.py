@@ -196,7 +196,7 @@ class Listener:
     def accept(self) -> tuple[Any, object]:
         if not self.acts:
             self.waits.set()
-            self.over.wait(120)
+            self.over.wait(300)
             raise OSError(errno.EBADF, "closed")
         return self.acts.pop(0)(), None
 
@@ -239,7 +239,7 @@ class Short:
         """Serve until the acts are over; return the server."""
         self.listener.acts = [self._noting(act) for act in acts]
         self.server = RequestServer(self._path, echo, Redactor())
-        assert self.listener.waits.wait(120)
+        assert self.listener.waits.wait(300)
         return self.server
 
     def _noting(self, act: Callable[[], Any]) -> Callable[[], Any]:

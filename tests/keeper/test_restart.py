@@ -55,7 +55,7 @@ def test_a_restart_from_the_beginning_names_the_checkpoint_that_was_not_whole() 
 def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> Any:
     def restore(_lost: object) -> Mapping[str, str]:
         if hold is not None:
-            hold.wait(180)
+            hold.wait(300)
         return left
 
     links = [SimpleNamespace(pod=SimpleNamespace(name=f"pod-{i}")) for i in range(2)]

@@ -50,7 +50,7 @@ def test_runs_take_the_pods_that_are_free_and_none_overtakes(
     assert [run.state for run in (wide, last)] == [RunState.QUEUED] * 2
     assert (hosts(first), hosts(second)) == (["127.0.0.2"], ["127.0.0.3"])
     ends[0].touch()
-    first.wait(60, progress=False).raise_for_status()
+    first.wait(300, progress=False).raise_for_status()
     beats(wide)
     assert hosts(wide) == ["127.0.0.2", "127.0.0.4"]
     assert (second.state, last.state) == (RunState.RUNNING, RunState.QUEUED), (
@@ -59,7 +59,7 @@ def test_runs_take_the_pods_that_are_free_and_none_overtakes(
     for end in ends:
         end.touch()
     for run in (second, wide, last):
-        run.wait(60, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()
     assert hosts(last) in (["127.0.0.2"], ["127.0.0.3"]), "whichever was free first"
 
 
@@ -101,6 +101,6 @@ def test_runs_beside_each_other_are_taken_over_together(cluster: Cluster, tmp_pa
     again = [Run.load(run.path) for run in runs]
     (tmp_path / "end").touch()
     for run in again:
-        run.wait(120, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()
         lines = run.paths.rank_log(0, 0, "stdout").read_text().splitlines()
         assert lines == [f"rank 0 line {n}" for n in range(len(lines))]

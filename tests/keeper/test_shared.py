@@ -37,7 +37,7 @@ class Ssh:
         self.before = before
 
     def run(self, argv: Sequence[str], timeout_s: float = 0.0) -> Completed:
-        done = subprocess.run([*self.before, *argv], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*self.before, *argv], capture_output=True, text=True, timeout=300)
         return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
@@ -190,7 +190,7 @@ def test_each_pod_is_asked_and_used_on_its_own(hosts: tuple[SSHPods, Path], tmp_
     with Cluster(backend, PodSpec(), count=3, path=folder, warm=False) as cluster:
         assert cluster.message == f"3 pods are ready; pod-0, pod-1 share {folder}"
         run = cluster.submit(Script(path=str(script)))
-        run.wait(60, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()
         for rank, pod in enumerate(cluster.pods):
             assert f"{pod.root}/runs/{run.id}/script" in run.logs(rank, "stdout")
         sent = {path.suffix for path in (tmp_path / "root").glob("*/store/*")}

@@ -56,7 +56,7 @@ def test_a_trainer_with_defaults_shows_its_step_its_total_and_the_time_left(
     assert progress.samples_per_s is not None and 0 < progress.samples_per_s < 100
     assert f"/{progress.max_steps:,}" in progress_text(progress)
     run.stop()
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     steps = [event for event in run.events() if event.kind == "step"]
     numbers = [event.whole("step") for event in steps]
     assert numbers == sorted(set(numbers)), "no step is reported twice"

@@ -135,7 +135,7 @@ class StubRun:
 
     def run(self) -> None:
         self.runs.set()
-        assert self.may_end.wait(120)
+        assert self.may_end.wait(300)
 
     def abandon(self, why: str) -> None:
         self.abandoned = why
@@ -177,7 +177,7 @@ class Turns:
         self.closing.set()
         for run in self.runs:
             run.may_end.set()
-        self.thread.join(180)
+        self.thread.join(300)
         assert not self.thread.is_alive()
 
 
@@ -191,7 +191,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
 
 
 def began(run: StubRun) -> bool:
-    return run.runs.wait(120)
+    return run.runs.wait(300)
 
 
 def test_a_run_starts_on_free_pods_beside_another(turns: Turns) -> None:
@@ -314,7 +314,7 @@ def test_a_closing_cluster_waits_for_its_run_and_ends_those_that_wait(turns: Tur
     assert turns.thread.is_alive(), "the first run is not over"
     assert not second.abandoned
     first.may_end.set()
-    turns.thread.join(180)
+    turns.thread.join(300)
     assert (first.abandoned, second.abandoned) == ("", NEVER)
     assert not second.runs.is_set()
 

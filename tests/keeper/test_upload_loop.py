@@ -216,7 +216,7 @@ def test_a_cancelled_run_gives_an_upload_some_seconds(
     uploader = impatient(paths, monkeypatch)
 
     def wait(_step: int) -> None:
-        if not store.abandoned.wait(120):
+        if not store.abandoned.wait(300):
             raise AssertionError("nobody abandoned the upload")
         raise RunError("abandoned")
 
@@ -235,7 +235,7 @@ def test_after_an_upload_is_abandoned_no_other_begins(
     store: StubStore, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploader = impatient(paths, monkeypatch)
-    store.act = lambda _step: store.abandoned.wait(30)  # its last bytes still arrive
+    store.act = lambda _step: store.abandoned.wait(300)  # its last bytes still arrive
     assert uploader.finish(lambda: True) == [f"the checkpoint of step 2 is in {ADDRESS}"]
     assert store.put == [2]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from poll import until
 
 from tests.fakes.s3server import S3Server, s3_server
 from workbench.jobs.job import Checkpoints, Rules
@@ -65,9 +65,7 @@ def test_checkpoints_follow_each_other_into_the_store(server: S3Server, tmp_path
         save(paths, step)
         uploader.offer()
         keep_newest(paths.checkpoints, 2, uploader.busy)
-        deadline = time.monotonic() + 600
-        while uploader.is_behind and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: not uploader.is_behind, why=lambda: [event.data for event in events])
     assert uploader.finish(never) == ["the checkpoints of steps 3, 2 are in s3://bucket/u/run-1"]
     assert [(event.kind, event.data["step"]) for event in events] == [
         ("uploaded", step) for step in (1, 2, 3)

@@ -46,7 +46,7 @@ def watch(folder: Path, *, opened: object, refreshed: object) -> queue.Queue[Pod
 def loss(reports: queue.Queue[PodReport]) -> str:
     """Return the reason of the report that gives the pod up."""
     while True:
-        report = reports.get(timeout=120)
+        report = reports.get(timeout=300)
         if report.lost:
             return report.lost
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 BEAT = Path(__file__).parent.parent / "scripts" / "beat.py"
 START = """
 from workbench import Cluster, LocalPods, Script
-cluster = Cluster(LocalPods(), count=1, path={path!r}, warm=False, idle_timeout_s=3).start()
+cluster = Cluster(LocalPods(), count=1, path={path!r}, warm=False, idle_timeout_s=12).start()
 print("run", cluster.submit(Script(path={script!r}, args=["--until", {end!r}])).path)
 """
 ATTACH = """
@@ -41,7 +41,7 @@ def kernels(server: Server, method: str = "GET") -> Any:
         data=b"{}" if method == "POST" else None,
         headers={"Authorization": f"token {server.token}"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 
@@ -52,7 +52,7 @@ def answering(server: Server, kernel: str) -> list[BlockingKernelClient]:
     client.load_connection_file(str(file))
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=5)
+        client.wait_for_ready(timeout=20)
     except RuntimeError:  # no heartbeat yet
         client.stop_channels()
         return []
@@ -75,7 +75,7 @@ def kernel(server: Server) -> Iterator[BlockingKernelClient]:
 def said(client: BlockingKernelClient, code: str, word: str) -> str:
     """Run code; return the rest of the printed line that begins with the word."""
     messages: list[dict[str, Any]] = []
-    reply = client.execute_interactive(code, timeout=120, output_hook=messages.append)
+    reply = client.execute_interactive(code, timeout=300, output_hook=messages.append)
     assert reply["content"]["status"] == "ok", messages
     text = "".join(message["content"].get("text", "") for message in messages)
     (line,) = [line for line in text.splitlines() if line.startswith(f"{word} ")]
@@ -92,7 +92,7 @@ def test_a_run_outlives_a_culled_kernel_and_a_killed_server(tmp_path: Path) -> N
     names = {"path": str(path), "script": str(BEAT), "end": str(end)}
     home = tmp_path / "home"
     home.mkdir()
-    culling = ("cull_idle_timeout=12", "cull_interval=1")
+    culling = ("cull_idle_timeout=40", "cull_interval=1")
     options = [f"--MappingKernelManager.{option}" for option in culling]
     try:
         with start_server(home, "jupyter_server", *options) as server:
@@ -111,5 +111,5 @@ def test_a_run_outlives_a_culled_kernel_and_a_killed_server(tmp_path: Path) -> N
         assert cluster_status(path).pid == keeper
     finally:
         end.touch()
-    run.wait(60, progress=False).raise_for_status()
+    run.wait(300, progress=False).raise_for_status()
     until(lambda: cluster_status(path).phase == "closed", 60)

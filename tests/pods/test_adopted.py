@@ -42,14 +42,14 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Platform, tmp_pa
         log = ClusterPaths(cluster.path).keeper_log
         until(lambda: "taking over from a keeper that died" in log.read_text())
         end.touch()
-        adopted.wait(120, progress=False).raise_for_status()
+        adopted.wait(300, progress=False).raise_for_status()
         exact(run, LINES)
         assert log.read_text().count("taking over from a keeper that died") == 1
         # The launcher finds the pods where they are now;
         # mpirun is refused where they cannot connect back.
         launcher = "pdsh" if any(pod.ssh_address for pod in cluster.pods) else "openmpi"
         again = counting(cluster, "--lines", "3", pods=2, launcher=launcher)
-        again.wait(120, progress=False).raise_for_status()
+        again.wait(300, progress=False).raise_for_status()
         exact(again, 3)
         attached = Cluster.attach(cluster.path)
         assert {pod.phase for pod in attached.pods} == {"Running"}
@@ -85,7 +85,7 @@ def losing(place: Platform, cluster: Cluster, number: int, end: Path) -> Pod:
         why=lambda: run.message,
     )
     end.touch()
-    result = run.wait(180, progress=False).raise_for_status()
+    result = run.wait(300, progress=False).raise_for_status()
     (restart,) = result.restarts
     ranks = 2 if place.owns_daemons else 1  # there is no other host in the place of one
     # On Kubernetes the others go with the first pod, or a moment later.
@@ -105,7 +105,7 @@ def losing(place: Platform, cluster: Cluster, number: int, end: Path) -> Pod:
         assert "\0" not in log
     if ranks == 2:
         after = counting(cluster, "--lines", "3", pods=2)
-        after.wait(120, progress=False).raise_for_status()
+        after.wait(300, progress=False).raise_for_status()
         exact(after, 3)
     return pod
 

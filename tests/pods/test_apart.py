@@ -41,7 +41,7 @@ def test_every_launcher_starts_ranks_there(cluster: Cluster, tmp_path: Path, lau
         f"os.path.exists({str(cluster.path / 'identity')!r}), sys.executable)\n"
     )
     run = cluster.submit(Script(path=str(script), launcher=launcher))
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     assert result.error is None, f"{result.error}\n{run.paths.launcher_log.read_text()}"
     there = str(Path(cluster.pods[0].python))
     assert there != sys.executable

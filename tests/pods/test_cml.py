@@ -77,7 +77,7 @@ def test_a_late_report_on_workers_of_an_earlier_launch_fails_no_later_launch(
 
     def wait(ids: Sequence[int], **options: object) -> object:
         if waits:
-            waits.pop().wait(120)
+            waits.pop().wait(300)
         return real(ids, **options)
 
     monkeypatch.setattr(api, "await_workers", wait)
@@ -235,7 +235,7 @@ def test_a_pod_that_nobody_logs_in_to_ends_with_its_lease(
     with SSHConnection(pods[0], identity):
         time.sleep(1.5)  # three leases
         assert session.api.processes[101].poll() is None
-    assert session.api.processes[101].wait(120) == 0
+    assert session.api.processes[101].wait(300) == 0
     assert "nobody was logged in for 0 s" in backend.logs("pod-0")
     assert backend.refresh()[0].phase is Phase.FAILED
     backend.stop()

@@ -55,7 +55,7 @@ def test_a_job_carries_out_a_specification_without_a_notebook(
         nvidia_gpu=1,
         timeout_s=3600,
     )
-    assert job.wait(120) == "ENGINE_SUCCEEDED"
+    assert job.wait(300) == "ENGINE_SUCCEEDED"
     assert "trained" in Run.load(job.path).logs()
     (_, path, asked), (_, started, _) = server.asked[:2]
     assert (path, started) == (
@@ -76,7 +76,7 @@ def test_a_job_carries_out_a_specification_without_a_notebook(
     assert all(KEY not in path.read_text() for path in (tmp_path / ".workbench").iterdir())
 
     failing = project.run_job(spec(tmp_path, "raise SystemExit(3)"), name="failing")
-    assert failing.wait(120) == "ENGINE_FAILED"
+    assert failing.wait(300) == "ENGINE_FAILED"
 
 
 @pytest.mark.slow  # the server starts a process for it
@@ -92,7 +92,7 @@ def test_tensorboard_outlives_the_session(
 
     def page() -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=300) as answer:
                 return str(answer.read().decode())
         except OSError:
             return ""
@@ -115,7 +115,7 @@ def test_a_job_is_stopped_and_a_wait_ends(project: CMLProject, tmp_path: Path) -
     ):
         job.wait(0.2)
     job.stop()
-    assert job.wait(60) == "ENGINE_STOPPED"
+    assert job.wait(300) == "ENGINE_STOPPED"
 
 
 def test_refusals_are_the_platforms_words(

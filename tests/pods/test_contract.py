@@ -324,7 +324,7 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
     ]
     assert (
         subprocess.run(
-            forward, capture_output=True, timeout=120, stdin=subprocess.DEVNULL
+            forward, capture_output=True, timeout=300, stdin=subprocess.DEVNULL
         ).returncode
         == 255
     )
@@ -336,7 +336,7 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
         "true",
     ]
     done = subprocess.run(
-        asked, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        asked, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
     )
     assert "Permission denied (publickey)" in done.stderr
 
@@ -404,7 +404,7 @@ def test_stop_during_launch_leaves_nothing(
     def stop_at_the_first(line: str) -> None:
         thread = threading.Thread(target=backend.stop)
         thread.start()
-        thread.join(180)
+        thread.join(300)
 
     before = children()
     with pytest.raises(PodError):
@@ -424,7 +424,7 @@ def meet() -> str:
         return "met"
     for _ in range(1000):
         try:
-            with socket.create_connection(there, timeout=120) as first:
+            with socket.create_connection(there, timeout=300) as first:
                 return first.recv(3).decode()
         except ConnectionRefusedError:
             time.sleep(0.1)

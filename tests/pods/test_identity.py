@@ -69,7 +69,7 @@ def test_pins_are_found_by_openssh_and_by_us(tmp_path: Path) -> None:
     assert identity.pinned("127.0.0.3", 2222) == identity.pinned("127.0.0.2", 22) == []
     for name in ("[127.0.0.2]:2222", "127.0.0.3"):
         found = subprocess.run(
-            ["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=120
+            ["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=300
         )
         assert found.returncode == 0, name
 
@@ -109,7 +109,7 @@ def test_openssh_gives_a_host_behind_a_slow_line_more_time(tmp_path: Path) -> No
     slow = replace(pod(identity), connect_timeout_s=30.5)
     identity.pin([slow])
     argv = ["ssh", "-G", "-F", identity.ssh_config, "--", slow.address]
-    shown = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert "connecttimeout 31" in shown.stdout.splitlines(), shown.stderr
 
 
@@ -120,7 +120,7 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
         ["ssh", "-G", "-F", identity.ssh_config, "--", "127.0.0.2"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     options = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
     assert shown.returncode == 0, shown.stderr
@@ -174,7 +174,7 @@ def test_destroy_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
 def test_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "1")
     shown = subprocess.run(
-        ["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=120
+        ["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=300
     ).stdout
     assert shown.split()[1] == fingerprint(identity.public_key)
 
@@ -222,7 +222,7 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
     def shown(host: str) -> dict[str, list[str]]:
         argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", host]
         lines = subprocess.run(
-            argv, capture_output=True, text=True, timeout=120, check=True
+            argv, capture_output=True, text=True, timeout=300, check=True
         ).stdout.splitlines()
         pairs = [line.split(" ", 1) for line in lines if " " in line]
         return {name: [value for key, value in pairs if key == name] for name, _ in pairs}
@@ -265,7 +265,7 @@ def test_openssh_and_its_daemon_read_an_account_as_it_is(tmp_path: Path, user: s
     identity = Identity.create(tmp_path / "identity")
     identity.pin([replace(pod(identity), user=user)])
     argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", "127.0.0.2"]
-    shown = subprocess.run(argv, capture_output=True, check=True, timeout=120).stdout
+    shown = subprocess.run(argv, capture_output=True, check=True, timeout=300).stdout
     assert f"user {user}" in shown.decode().splitlines()
     assert read_host(f"{user}@[fd00::2]:2222").user == user
     config = f"HostKey {identity.key}\nAllowUsers {user_pattern(user)}\n"
@@ -312,5 +312,5 @@ def test_a_mode_is_mended_by_the_command_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         check_key_file(key)
     command = str(error.value).rpartition("run: ")[2]
-    subprocess.run(["sh", "-ec", command], check=True, timeout=120)
+    subprocess.run(["sh", "-ec", command], check=True, timeout=300)
     check_key_file(key)

@@ -15,6 +15,7 @@ from poll import until
 
 import workbench
 import workbench.places
+from tests.support.hurried import HurriedClock
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find
@@ -70,7 +71,7 @@ def server() -> Iterator[Server]:
     yield made
     made.http.shutdown()
     made.http.server_close()
-    thread.join(120)
+    thread.join(300)
 
 
 def kubeconfig(path: Path, server: str, user: dict[str, Any]) -> KubernetesPods:
@@ -218,13 +219,21 @@ def pid_of(path: Path) -> int:
 def test_a_login_helper_that_waits_for_a_browser_shows_its_url_and_has_a_limit(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = HurriedClock()
+    monkeypatch.setattr(login, "time", clock)
     monkeypatch.setattr(login, "_QUIET_S", 0.0)
     place = kubeconfig(tmp_path / "config", server.url, helper(tmp_path / "browser", BROWSER))
     told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "login.lab" in line:
+            clock.ahead_s = 4000.0
+
     with pytest.raises(ConfigError) as caught:
-        KubeApi(place, LoginWait(limit_s=1.0, report=told.append))
+        KubeApi(place, LoginWait(limit_s=4000.0, report=tell))
     assert (
-        "browser get has not ended after 1 s. It says: Open https://login.lab/device?code"
+        "browser get has not ended after 4000 s. It says: Open https://login.lab/device?code"
         in str(caught.value)
     )
     assert told[-1].endswith("waits: Open https://login.lab/device?code=AB12")
@@ -247,7 +256,7 @@ def test_a_start_that_is_given_up_ends_the_login_helper(
     thread.start()
     pid = pid_of(tmp_path / "browser.pid")
     place.stop()
-    thread.join(60)
+    thread.join(300)
     assert says(str(failed[0]), "the login helper {} was stopped before it had ended")
     until(lambda: find(pid) is None)
     assert server.tokens == []
@@ -639,5 +648,5 @@ def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server
     assert says(refused(new, url=page.url), "does not answer as a Kubernetes API server")
     page.http.shutdown()
     page.http.server_close()
-    thread.join(120)
+    thread.join(300)
     works(new)

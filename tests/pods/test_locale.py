@@ -31,7 +31,7 @@ here = Path(sys.argv[1])
 (here / "hello.py").write_text("print(ascii('gr\\u00fc\\u00dfe \\u2026'))\\n", encoding="utf-8")
 with Cluster(LocalPods(), PodSpec(), count=1, path=here / "c", warm=False) as cluster:
     run = cluster.submit(Script(path=str(here / "hello.py")))
-    result = run.wait(120, progress=False)
+    result = run.wait(300, progress=False)
     print(result.state, run.logs(0), sep=";")
 """
 

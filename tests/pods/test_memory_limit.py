@@ -27,7 +27,7 @@ def test_what_takes_more_than_the_limit_is_killed(mib: int, killed: bool) -> Non
     take = f"x = bytearray({mib} << 20); x[::4096] = b'1' * len(x[::4096])"
     with subprocess.Popen([sys.executable, "-c", TAKES, take], stdin=subprocess.PIPE) as process:
         limit.take(process.pid)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     # The kernel ends the one of the group that holds most.
     assert process.returncode % 256 == (-signal.SIGKILL % 256 if killed else 0)
     limit.remove()

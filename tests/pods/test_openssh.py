@@ -33,7 +33,7 @@ def pdsh(launched: Launched, command: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **pdsh_environment(launched.identity)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         stdin=subprocess.DEVNULL,
     )
 
@@ -66,7 +66,7 @@ def mpirun(launched: Launched, *command: str) -> subprocess.CompletedProcess[str
         [*argv, *options, *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         stdin=subprocess.DEVNULL,
     )
 
@@ -103,7 +103,7 @@ def test_the_wrapper_is_ssh(launched: Launched, words: list[str]) -> None:
     wrapper = ssh_wrapper(launched.identity, launched.pods)
     argv = [wrapper, "-x", "127.0.0.3", *words]
     done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        argv, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
     )
     own = launched.pods[1].root
     assert done.stdout == f"{own} {own}\n", (
@@ -146,7 +146,7 @@ def test_a_key_of_another_program_is_named_with_the_command_that_converts_it(
     key = tmp_path / "my key"
     if content == "pkcs8":
         make = ["openssl", "genpkey", "-algorithm", "RSA", "-out", str(key)]
-        subprocess.run(make, check=True, capture_output=True, timeout=120)
+        subprocess.run(make, check=True, capture_output=True, timeout=300)
     else:
         key.write_text(content)
     key.chmod(0o600)
@@ -155,7 +155,7 @@ def test_a_key_of_another_program_is_named_with_the_command_that_converts_it(
     assert words in str(error.value)
     if command:
         line = command + str(error.value).partition(command)[2].partition(". OpenSSH")[0]
-        subprocess.run(["sh", "-ec", line], check=True, capture_output=True, timeout=120)
+        subprocess.run(["sh", "-ec", line], check=True, capture_output=True, timeout=300)
         assert transport._load_key(key).get_name() == "ssh-rsa"
 
 
@@ -167,7 +167,7 @@ def test_a_user_without_a_name_has_a_client_of_the_same_streams_and_codes(
     data = os.urandom(3 << 20)
     shell = ["sh", "-c", "cat; echo words >&2; exit 7"]
     argv = ssh_argv(pod, launched.identity, shell, ["-o", "ConnectTimeout=5"])
-    done = subprocess.run(argv, input=data, capture_output=True, timeout=120)
+    done = subprocess.run(argv, input=data, capture_output=True, timeout=300)
     assert (done.stdout == data, done.stderr, done.returncode) == (True, b"words\n", 7)
     strange = replace(pod, host_key=launched.pods[1].host_key)
     launched.identity.pin([strange])

@@ -146,15 +146,18 @@ def test_another_keeper_continues_and_a_close_after_its_death_leaves_nothing(
     cluster = Cluster(place.backend(), PodSpec(), path=tmp_path / "cluster", **options).start()
     try:
         assert cluster.spec.is_local
-        run = counting(cluster, "--lines", "200")
+        gate = tmp_path / "gate"
+        gate.write_text("1")  # the run does not end before its keeper
+        run = counting(cluster, "--lines", "200", "--gate", str(gate))
         until(
-            lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)),
+            lambda: all(" line 49" in printed(run, rank) for rank in (0, 1)),
             120,
             why=lambda: run.message,
         )
         # The run continues under another keeper, which adopted the pods.
         first, pods = kill_keeper(cluster), cluster.pods
-        Run.load(run.path).wait(120, progress=False).raise_for_status()
+        gate.write_text("1" * 4)
+        Run.load(run.path).wait(300, progress=False).raise_for_status()
         exact(run, 200)
         assert cluster_status(cluster.path).pid not in (None, first)
         assert len(on_pods(pods)) >= 2  # their agents

@@ -68,7 +68,7 @@ def start(arguments: list[str], tmp_path: Path) -> Iterator[Callable[..., subpro
     yield run
     for pod in started:
         pod.terminate()  # with its sshd, which would keep the pipe open
-        pod.communicate(timeout=120)
+        pod.communicate(timeout=300)
 
 
 def until(pod: subprocess.Popen[str], words: str) -> str:
@@ -101,7 +101,7 @@ def test_a_pod_says_who_it_is_and_gives_logins_its_variables(
     assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert not {"ODD", "KUBERNETES_SERVICE_HOST"} & set(found)
     pod.send_signal(signal.SIGTERM)
-    assert pod.wait(120) == 143, "Kueue takes no replacement for a pod that ended with 0"
+    assert pod.wait(300) == 143, "Kueue takes no replacement for a pod that ended with 0"
 
 
 def test_a_pod_ends_when_nobody_is_logged_in_for_the_lease(
@@ -114,7 +114,7 @@ def test_a_pod_ends_when_nobody_is_logged_in_for_the_lease(
         time.sleep(2.5)
         assert pod.poll() is None, "it ended though somebody was logged in"
     assert "nobody was logged in for 1 s" in until(pod, "pod:")
-    assert pod.wait(120) == 0
+    assert pod.wait(300) == 0
 
 
 @pytest.mark.long
@@ -127,15 +127,15 @@ def test_a_pod_that_slept_for_longer_than_its_lease_gives_the_keeper_time(
     pod.send_signal(signal.SIGSTOP)
     time.sleep(11)
     pod.send_signal(signal.SIGCONT)
-    assert "this machine slept for 1" in until(pod, "pod:")
+    assert "this machine slept for " in until(pod, "pod:")
     assert "nobody was logged in for" in until(pod, "pod:")
-    assert pod.wait(120) == 0
+    assert pod.wait(300) == 0
 
 
 def test_a_pod_that_nobody_ever_calls_ends(start: Callable[..., subprocess.Popen[str]]) -> None:
     pod = start("--wait-s", "0.5")
     until(pod, "nobody was logged in for")
-    assert pod.wait(120) == 0
+    assert pod.wait(300) == 0
 
 
 def test_an_image_without_sshd_or_with_a_nameless_user_says_so(

@@ -625,10 +625,7 @@ def test_the_tests_that_carry_out_advice_are_there() -> None:
 
 
 @pytest.mark.parametrize("words", CARRIED_OUT)
-def test_the_trouble_is_gone_once_the_advice_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
-    monkeypatch.setattr(names, "_CONFIG_S", 2.0)
+def test_the_trouble_is_gone_once_the_advice_is_followed(tmp_path: Path, words: str) -> None:
     refused, advised = CARRIED_OUT[words]
     said: object = None
     try:

@@ -66,12 +66,12 @@ import os, socket
 rank, at = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if rank == 0:
     with socket.create_server(at) as server:
-        server.settimeout(60)
+        server.settimeout(300)
         print("rank 0 met", server.accept()[0].recv(9).decode(), "at", at[0])
 else:
     for _ in range(600):
         try:
-            socket.create_connection(at, timeout=60).sendall(b"rank 1")
+            socket.create_connection(at, timeout=300).sendall(b"rank 1")
             break
         except ConnectionRefusedError:
             __import__("time").sleep(0.1)
@@ -238,7 +238,7 @@ def test_inside_a_dstack_run_its_hostfile_and_configuration_do(
     (tmp_path / "hostfile").write_text("".join(f"{host.address} slots=8\n" for host in nodes))
     scan = ["ssh-keyscan", "-t", "ed25519", "-p", str(nodes[0].port)]
     scan += [host.address for host in nodes]
-    keys = subprocess.run(scan, check=True, capture_output=True, text=True, timeout=120).stdout
+    keys = subprocess.run(scan, check=True, capture_output=True, text=True, timeout=300).stdout
     (tmp_path / "known_hosts").write_text(keys)
     backend = SSHPods(
         hostfile=tmp_path / "hostfile",
@@ -268,7 +268,7 @@ def test_an_attached_dstack_run_takes_a_script_over_its_own_addresses(
     with Cluster(backend, PodSpec(), **options) as cluster:  # type: ignore[arg-type]
         assert str(cluster.hostfile).split()[::2] == ["127.0.0.12", "127.0.0.13"]
         run = cluster.submit(Script(path=str(tmp_path / "meet.py")))
-        run.wait(120, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()
         assert "rank 0 met rank 1 at 127.0.0.12\n" in run.paths.rank_log(0, 0, "stdout").read_text()
     assert list(rented.root.glob("*")) == []
 
@@ -288,7 +288,7 @@ def test_openssh_reaches_a_container_by_its_internal_address(
         identity = Identity.create(tmp_path / "other")
         identity.pin([pod])
         argv = ssh_argv(pod, identity, ["echo", "in"])
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     finally:
         backend.stop()
     assert (done.stdout, done.stderr) == ("in\n", "")

@@ -153,6 +153,6 @@ def test_the_shells_read_the_files_that_print(tmp_path: Path) -> None:
     """Without this, silence of a start-up file would pass for a marker that works."""
     for shell in filter(shutil.which, READS):
         login = login_of(shell, tmp_path / shell, b"Welcome\n")
-        done = subprocess.run(login(["printf", "own\\n"]), capture_output=True, timeout=180)
+        done = subprocess.run(login(["printf", "own\\n"]), capture_output=True, timeout=300)
         after = b"" if "csh" in shell else b"Welcome\n"
         assert done.stdout == b"Welcome\nown\n" + after, shell

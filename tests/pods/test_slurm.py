@@ -223,7 +223,7 @@ def continued(run: Run, end: Path) -> RunResult:
         why=lambda: run.message,
     )
     end.touch()
-    return run.wait(180, progress=False).raise_for_status()
+    return run.wait(300, progress=False).raise_for_status()
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
     with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
         # The ranks of a training meet as on other places.
         met = cluster.submit(Function(meet))
-        met.wait(120, progress=False).raise_for_status()
+        met.wait(300, progress=False).raise_for_status()
         assert met.returned == ["met", "met"]
         # A job of a higher partition takes the nodes; Slurm cancels ours.
         run = at_work(cluster, tmp_path / "preempted", restarts=1)
@@ -250,7 +250,7 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         until(lambda: "at work" in printed(run, 1), 120, every_s=0.2, why=lambda: run.message)
         (job,) = place.slurm.jobs()
         place.slurm.do("scontrol", "update", f"JobId={job}", "TimeLimit=1")
-        result = run.wait(240, progress=False).raise_for_status()
+        result = run.wait(300, progress=False).raise_for_status()
         (restart,) = result.restarts
         assert says(restart.why, "Slurm will end this job soon")
         assert printed(run, 1).count("told") == 1
@@ -266,7 +266,7 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         # Another person cancels the job, of a run without restarts.
         run = at_work(cluster, tmp_path / "cancelled")
         place.slurm.do("scancel", *place.slurm.jobs())
-        message = run.wait(120, progress=False).message
+        message = run.wait(300, progress=False).message
         assert "CANCELLED AT" in message
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
     assert place.left(context) == []
@@ -831,7 +831,7 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"},
-        timeout=120,
+        timeout=300,
     )
     ended = [f"*** pod-{number} has ended with exit code 0 ***" for number in (0, 1)]
     assert (sorted(done.stdout.splitlines()), done.stderr) == (ended, "")
@@ -895,7 +895,7 @@ def test_setup_lines_run_on_a_node_before_the_pod(
             "SLURM_JOB_ID": "7",
             "HOME": str(tmp_path),
         },
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == f"*** pod-0 has ended with exit code {code} ***\n"
     written = (folder / "pod-0.log").read_text()
@@ -935,7 +935,7 @@ def run_script(folder: Path, text: str, **programs: str) -> str:
         text=True,
         check=True,
         env={"PATH": f"{tools}:/bin:/usr/bin", "SLURM_JOB_ID": "7", "HOME": str(folder)},
-        timeout=120,
+        timeout=300,
     )
     return (folder / "pod-0.log").read_text()
 

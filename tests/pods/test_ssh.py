@@ -11,6 +11,7 @@ from typing import cast
 
 import paramiko
 import pytest
+from poll import until
 
 from tests.pods.conftest import Launched
 from tests.support.sentences import sentence
@@ -79,35 +80,40 @@ def test_speaks_something_else(
     thread.start()
     with pytest.raises(PodError, match="pod-2"):
         SSHConnection(stranger, identity, timeout_s=2.0).open()
-    thread.join(180)
+    thread.join(300)
 
 
 class Undecided(paramiko.ServerInterface):
-    """A server that takes longer for the login than anybody waits."""
+    """A server that answers no login before the test ends."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
 
     def check_auth_publickey(self, *_login: object) -> int:
-        time.sleep(3)
+        self.over.wait(300)
         return paramiko.AUTH_FAILED
 
 
 def test_a_login_that_is_not_answered_in_time_is_no_refusal(
     identity: Identity, stranger: Pod, listener: socket.socket
 ) -> None:
-    servers = []
+    servers, undecided = [], Undecided()
 
     def serve() -> None:
         connection, _ = listener.accept()
         servers.append(paramiko.Transport(connection))
         servers[0].add_server_key(paramiko.PKey.from_path(identity.key))
-        servers[0].start_server(server=Undecided())
+        servers[0].start_server(server=undecided)
 
     thread = threading.Thread(target=serve)
     thread.start()
     with pytest.raises(
-        PodTimeout, match=sentence("({}): no answer to the login in {} s", 1, "pod-2 (127.0.0.1")
+        PodTimeout, match=sentence("({}): no answer to the login in {} s", 8, "pod-2 (127.0.0.1")
     ):
-        SSHConnection(stranger, identity, timeout_s=1.0).open()
-    thread.join(180)
+        # The handshake has the same limit, and takes its time on a busy machine.
+        SSHConnection(stranger, identity, timeout_s=8.0).open()
+    undecided.over.set()
+    thread.join(300)
     servers[0].close()
 
 
@@ -127,11 +133,14 @@ def test_a_handshake_that_does_not_end_is_a_time_out(
         PodTimeout, match=sentence("({}) did not complete the SSH handshake in {} s", "pod-2")
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
-    thread.join(180)
+    thread.join(300)
 
 
 class Hesitant(paramiko.ServerInterface):
-    """A jump host that takes longer to open a way than anybody waits."""
+    """A jump host that opens no way before the test ends."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
 
     def check_auth_publickey(self, *_login: object) -> int:
         return paramiko.AUTH_SUCCESSFUL
@@ -140,7 +149,7 @@ class Hesitant(paramiko.ServerInterface):
         return "publickey"
 
     def check_channel_direct_tcpip_request(self, *_way: object) -> int:
-        time.sleep(3)
+        self.over.wait(300)
         return paramiko.OPEN_SUCCEEDED
 
 
@@ -148,22 +157,23 @@ def test_a_jump_host_that_opens_no_way_in_time_is_a_time_out(
     identity: Identity, listener: socket.socket
 ) -> None:
     key = paramiko.PKey.from_path(identity.key)
-    servers = []
+    servers, hesitant = [], Hesitant()
 
     def serve() -> None:
         connection, _ = listener.accept()
         servers.append(paramiko.Transport(connection))
         servers[0].add_server_key(key)
-        servers[0].start_server(server=Hesitant())
+        servers[0].start_server(server=hesitant)
 
     thread = threading.Thread(target=serve)
     thread.start()
     hop = paramiko.Transport(socket.create_connection(listener.getsockname()))
-    hop.start_client(timeout=120)
+    hop.start_client(timeout=300)
     hop.auth_publickey("me", key)
-    thread.join(180)
+    thread.join(300)
     with pytest.raises(PodTimeout, match=r"no answer from 10\.0\.0\.9:22 in 1 s"):
         transport.connect(Destination(name="pod-2", address="10.0.0.9", port=22), 1.0, hop)
+    hesitant.over.set()
     hop.close()
     servers[0].close()
 
@@ -266,7 +276,7 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
         stream.write(b"two")
         stream.channel.end_input()
         assert (stream.read(5), stream.read(5)) == (b"two", b"")
-        assert stream.wait(120) == 4
+        assert stream.wait(300) == 4
         assert len(stream.stderr) == 65_536
 
 
@@ -284,11 +294,17 @@ def test_a_child_that_holds_the_output_is_not_waited_for(launched: Launched) -> 
         assert connection.run(["sh", "-c", "sleep 3600 & echo started"]).stdout == "started\n"
 
 
-def test_a_lost_connection_is_an_error_and_no_result(launched: Launched) -> None:
+def test_a_lost_connection_is_an_error_and_no_result(launched: Launched, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def stop_it() -> None:
+        until(begun.exists)
+        launched.backend.stop()
+
     with launched.connect() as connection:
-        threading.Timer(0.5, launched.backend.stop).start()
+        threading.Thread(target=stop_it).start()
         with pytest.raises(RemoteError, match=sentence("the connection was lost")):
-            connection.run(["sleep", "3600"], timeout_s=3600)
+            connection.run(["sh", "-c", f"touch '{begun}'; sleep 3600"], timeout_s=3600)
         with pytest.raises(RemoteError, match="is closed"):
             connection.run(["true"])
         assert not connection.is_open

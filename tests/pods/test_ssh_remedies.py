@@ -89,7 +89,7 @@ def carry_out(command: str) -> str:
         ["sh", "-ec", command],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
         stdin=subprocess.DEVNULL,
         check=True,
     )
@@ -98,7 +98,7 @@ def carry_out(command: str) -> str:
 
 def locked(key: Path, place: HostsPlace) -> None:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)]
-    subprocess.run(argv, check=True, timeout=180)
+    subprocess.run(argv, check=True, timeout=300)
 
 
 def of_windows(key: Path, place: HostsPlace) -> None:
@@ -118,7 +118,7 @@ def indented(key: Path, place: HostsPlace) -> None:
 
 def of_openssl(key: Path, place: HostsPlace) -> None:
     argv = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(key)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=180)
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
     key.chmod(0o600)
 
 
@@ -128,7 +128,7 @@ def open_to_all(key: Path, place: HostsPlace) -> None:
 
 
 def foreign(key: Path, place: HostsPlace) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(key)], check=True, timeout=180)
+    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(key)], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_an_unknown_host_key_is_trusted_in_both_ways_of_the_message(
     argv = ["ssh", "-F", "none", "-i", str(place.user.key), "-p", str(host.port)]
     # In place of a person's "yes".
     argv += ["-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=accept-new"]
-    subprocess.run([*argv, host.address, "true"], check=True, timeout=180, capture_output=True)
+    subprocess.run([*argv, host.address, "true"], check=True, timeout=300, capture_output=True)
     launch.works(trust={}, known_hosts=str(known))
 
 
@@ -387,7 +387,7 @@ def test_a_user_without_a_name_has_one_after_the_advised_line() -> None:
     def as_user(lines: str, *argv: str) -> str:
         folder = subprocess.run(["mktemp", "-d"], capture_output=True, text=True).stdout.strip()
         words = ["unshare", "--mount", "sh", "-ec", inside, "sh", folder, *argv]
-        done = subprocess.run(words, input=lines, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(words, input=lines, capture_output=True, text=True, timeout=300)
         shutil.rmtree(folder, ignore_errors=True)
         return done.stdout + done.stderr
 

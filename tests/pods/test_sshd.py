@@ -32,7 +32,7 @@ def test_sshd_reads_the_configuration_as_meant(daemon: Daemon) -> None:
     daemon.folder.parent.mkdir()
     daemon.prepare()
     argv = [find_sshd(), "-T", "-f", "/dev/stdin"]
-    shown = subprocess.run(argv, input=daemon.config(), capture_output=True, text=True, timeout=120)
+    shown = subprocess.run(argv, input=daemon.config(), capture_output=True, text=True, timeout=300)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     for line in (

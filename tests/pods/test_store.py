@@ -48,7 +48,7 @@ class Here(SSHConnection):
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         done = subprocess.run(
-            far_end_argv(sys.executable, *words), input=data, capture_output=True, timeout=60
+            far_end_argv(sys.executable, *words), input=data, capture_output=True, timeout=300
         )
         return far_end_answer(done.stdout or b'{"error": "silent"}', "pod-7", "127.0.0.7")
 
@@ -109,7 +109,7 @@ def test_a_disk_that_fills_while_a_file_travels_leaves_none(tmp_path: Path) -> N
             far.stdin.flush()
         line = far.stdout.readline()
         far.stdout.close()
-        assert far.wait(120) == 1
+        assert far.wait(300) == 1
         with pytest.raises(
             DiskFull,
             match=f"the disk of pod-7 is full: {disk} needs 4,000,000 bytes and has [0-9,]+ free",
@@ -177,7 +177,7 @@ def test_64_writers_of_one_file_into_a_store_that_they_share(tmp_path: Path) -> 
     together = Barrier(writers)
 
     def write(pod: PodHere) -> str:
-        together.wait(120)
+        together.wait(300)
         return pod.put(data, ".jsonl")
 
     with ThreadPoolExecutor(max_workers=writers) as pool:
@@ -234,7 +234,7 @@ def test_writers_of_one_large_file_do_not_meet_in_one_part(tmp_path: Path) -> No
     together = Barrier(8)
 
     def write(_: int) -> str:
-        together.wait(120)
+        together.wait(300)
         return send_file(route_here(), source, str(target), f"{target}.pod-0.part")
 
     with ThreadPoolExecutor(max_workers=8) as pool:

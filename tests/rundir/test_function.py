@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
@@ -32,6 +33,7 @@ from workbench.rundir.result import RunFault
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = threading.Lock()
 OPENED = Path(__file__).open(encoding="utf-8")  # noqa: SIM115
+atexit.register(OPENED.close)
 SCALE = 3
 
 
@@ -79,7 +81,7 @@ def on_rank(job: Function, folder: Path, rank: int = 0) -> subprocess.CompletedP
     }
     command = [sys.executable, "-u", script.name]
     return subprocess.run(
-        command, cwd=outputs, env=env, capture_output=True, text=True, timeout=120
+        command, cwd=outputs, env=env, capture_output=True, text=True, timeout=300
     )
 
 
@@ -137,9 +139,9 @@ def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(cells)]
     env = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
     path = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, check=True
+        command, env=env, capture_output=True, text=True, timeout=300, check=True
     ).stdout.split()[-1]
-    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert ended.stderr.splitlines() == [
         "Traceback (most recent call last):",
@@ -325,7 +327,7 @@ def test_a_metric_is_a_file_that_holds_its_function_and_cannot_shadow_a_module(
         import random
         assert "site-packages" not in sys.modules["cloudpickle"].__file__
     """
-    subprocess.run([sys.executable, "-I", "-c", textwrap.dedent(code)], timeout=120, check=True)
+    subprocess.run([sys.executable, "-I", "-c", textwrap.dedent(code)], timeout=300, check=True)
     with pytest.raises(
         ConfigError, match="the variable 'LOCK' in locked, of type lock, cannot travel"
     ):
@@ -347,7 +349,7 @@ def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> 
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "python": "3.9"}))
     facts.with_name("function.pickle").write_bytes(b"not read")
     ended = subprocess.run(
-        [sys.executable, script.path], capture_output=True, text=True, timeout=120
+        [sys.executable, script.path], capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 1
     assert says(ended.stderr, "was pickled by Python", "helper", "3.9")

@@ -296,6 +296,27 @@ def test_a_result_that_no_file_can_take_is_written_when_there_is_room(
     assert "of" not in result
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_the_keeper_answers_with_a_result_once_a_file_has_it(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_folder: bool
+) -> None:
+    journal = Journal(paths, spare=tmp_path / "spare" / "run.json")
+    if not has_folder:
+        block(paths.result)
+    told: list[str] = []
+    write = journal_module.write_json
+
+    def late(path: Path, content: Any) -> None:
+        told.append(path.name)
+        assert journal.result == {}, "a notebook that waits reads the file next"
+        write(path, content)
+
+    monkeypatch.setattr(journal_module, "write_json", late)
+    finish(journal, paths)
+    assert told == ["result.json", "run.json"][: 1 if has_folder else 2]
+    assert journal.result["state"] == "failed"
+
+
 def test_the_keeper_answers_with_a_result_that_is_in_memory_only(paths: RunPaths) -> None:
     journal = Journal(paths)
     journal.finish_in_memory(RunState.FAILED, "the keeper failed")

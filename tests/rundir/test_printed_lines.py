@@ -191,7 +191,7 @@ def test_a_run_that_prints_them_all_succeeds(cluster: Cluster, tmp_path: Path) -
         f"    os.write(1, ({MARK!r} + line + chr(10)).encode('utf-8', 'surrogatepass'))\n"
         "print('the end')\n"
     )
-    result = cluster.submit(Script(path=str(script)), pods=1).wait(120, progress=False)
+    result = cluster.submit(Script(path=str(script)), pods=1).wait(300, progress=False)
     assert result.raise_for_status().message == "all ranks finished"
     kinds = {event.kind for event in Run.load(result.path).events()}
     assert kinds >= {"step", "end", "traffic"}

@@ -386,7 +386,7 @@ def test_references_in_arguments_are_filled_in_within_the_rank(
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=300,
         ).stdout
         for command in (filled, plain)
     ]

@@ -151,7 +151,7 @@ def test_an_unreadable_state_shows_as_unknown_and_is_read_again(run: WrittenRun)
 def test_wait_retries_until_it_knows(run: WrittenRun) -> None:
     """The waiting process has no descriptor for two seconds, as beside a data loader that leaks."""
     handle, results = Run(run.paths.root), []
-    waiter = threading.Thread(target=lambda: results.append(handle.wait(60)))
+    waiter = threading.Thread(target=lambda: results.append(handle.wait(300)))
     load_views()
     waiter.start()
     time.sleep(1)
@@ -160,7 +160,7 @@ def test_wait_retries_until_it_knows(run: WrittenRun) -> None:
         early = list(results)
     assert not early
     run.end("succeeded")
-    waiter.join(60)
+    waiter.join(300)
     assert not waiter.is_alive()
     assert [result.state for result in results] == [RunState.SUCCEEDED]
 
@@ -173,7 +173,7 @@ def test_a_look_at_the_lock_keeps_no_keeper_from_taking_it(tmp_path: Path) -> No
         timer = threading.Timer(0.1, fcntl.flock, (looker, fcntl.LOCK_UN))
         timer.start()
         assert take_lock(path) == path.stat().st_ino
-        timer.join(60)
+        timer.join(300)
     assert is_locked(path), "this process holds it from now on"
 
 

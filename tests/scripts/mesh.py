@@ -26,7 +26,7 @@ where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 def connect() -> socket.socket:
     while True:
         try:
-            return socket.create_connection(where, timeout=60)
+            return socket.create_connection(where, timeout=300)
         except ConnectionRefusedError:
             time.sleep(0.05)
 

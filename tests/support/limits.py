@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from pytest_timeout import Settings
 
-TEARDOWN_S = 240.0
+TEARDOWN_S = 600.0
 AGAIN_S = 60.0
 """Time between two interruptions of a test that does not end."""
 

@@ -179,7 +179,7 @@ class Journal:
             try:
                 write_json(self._paths.result, self._late_result)
             except (OSError, WorkbenchError):
-                if self._write_spare():
+                if self._write_spare(self.result):
                     return
             logger.info("the result of %s is written now", self._paths.root)
             self._late_result = None
@@ -333,20 +333,27 @@ class Journal:
             "ended_s": ended_s,
         }
         record = ResultRecord.at(self._paths.root, raw)
-        self.result = self._redact.json(record.to_dict())
+        result: Mapping[str, object] = self._redact.json(record.to_dict())
+        late: Mapping[str, object] | None = None
         try:
             gate.remove(self._paths.reserve)
-            write_json(self._paths.result, self.result)
+            write_json(self._paths.result, result)
         except OSError as error:
             logger.error(
                 "cannot write the result of %s: %s; the result is %s",
                 self._paths.root,
                 error,
-                self.result,
+                result,
             )
-            self._keep_elsewhere(error)
+            told = self._without_folder(result, error)
+            if again := self._write_spare(told):
+                logger.error("cannot write the result to %s either: %s", self._spare, again)
+                late = result
+            result = told
         self._write_late()
         self._change(state=state, message=message, hint="", wish="")
+        # A notebook that has been told the result finds its file, and the last state.
+        self.result, self._late_result = result, late
 
     def sync(self) -> str:
         """Write all files of the run to the disk, before a message or a cleared pod relies on them.
@@ -381,26 +388,23 @@ class Journal:
             )
             return {}, remark
 
-    def _keep_elsewhere(self, error: OSError) -> None:
-        whole = self.result
+    def _without_folder(self, result: Mapping[str, object], error: OSError) -> Mapping[str, object]:
+        """Return the result with the reason why the run's folder lacks the result."""
         reason = error.strerror or error
         why = f"{self._paths.root} could not take the result ({reason})"
-        self.result = {
-            **self.result,
-            "message": f"{self.result['message']}; {why}",
+        return {
+            **result,
+            "message": f"{result['message']}; {why}",
             "of": str(self._paths.root),
         }
-        if again := self._write_spare():
-            logger.error("cannot write the result to %s either: %s", self._spare, again)
-            self._late_result = whole
 
-    def _write_spare(self) -> str:
+    def _write_spare(self, result: Mapping[str, object]) -> str:
         """Write the result to the spare file. Return why that is impossible, or an empty string."""
         if self._spare is None:
             return "there is no other place"
         try:
             gate.make_folders(self._spare.parent, self._spare.parent.parent)
-            write_json(self._spare, self.result)
+            write_json(self._spare, result)
         except (OSError, WorkbenchError) as error:
             return str(error)
         return ""

@@ -205,7 +205,7 @@ def test_a_stranger_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
         assert server.is_alive
         assert not server.answers
         stranger.shutdown()
-        thread.join(60)
+        thread.join(300)
     assert not server.answers
 
 

@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, RunPaths]:
         make_run(folder / "b", "fsdp", model="tiny-llama", prompt="alpaca"),
     )
     command = [sys.executable, "-c", MAKE, str(one.root), str(other.root)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     return one, other
 
 

@@ -24,5 +24,5 @@ for module in sys.modules:
 
 def test_a_submission_leaves_the_planner_alone(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", _SUBMIT, str(tmp_path / "run")]
-    subprocess.run(argv, check=True, timeout=180)
+    subprocess.run(argv, check=True, timeout=300)
     assert not [path for path in (tmp_path / "run").rglob("*") if "predict" in path.name]

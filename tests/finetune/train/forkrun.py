@@ -37,7 +37,7 @@ from watchedcalls import watch
 from workbench.agent.imports import LATE_MODULES, MODULES, import_for_forks
 
 GRACE_S = 10
-LIMIT_S = 300
+LIMIT_S = 800
 WORDS = 1224  # of the vocabulary that a built-in model learns from the rows of a plan
 # Of a configuration, what `returns_scores` takes no notice of.
 UNSEEN = ("_name_or_path", "dtype", "use_cache")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 # Constants that several of the sources define for themselves.
 OWN = ("c_library_name", "c_block_size", "c_io_queue_depth")
 
@@ -16,13 +17,15 @@ def compile_as_one_unit() -> None:
     from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
     from deepspeed.ops.op_builder.pin_memory import PinMemoryBuilder
 
-    folder = Path.home() / ".cache" / "torch_extensions" / "one-unit"
+    folder = REPOSITORY / "build" / "one-unit"  # its own: another checkout has other paths
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     for builder in (AsyncIOBuilder, PinMemoryBuilder):
         text, unit = _text_of(builder()), folder / f"{builder.NAME}_unit.cpp"
         if not unit.exists() or unit.read_text() != text:
-            unit.write_text(text)
+            whole = unit.with_suffix(f".{os.getpid()}")  # another process may compile the file
+            whole.write_text(text)
+            whole.replace(unit)
         flags = [flag for flag in builder().cxx_args() if flag != "-g"]
         builder.sources = lambda _, unit=unit: [str(unit)]
         builder.cxx_args = lambda _, flags=flags: list(flags)

@@ -70,7 +70,7 @@ class Ranks:
             for number in range(count):
                 place = PodRanks(folder=root / f"pod-{pod}", number=number, count=count)
                 self.pods.append(place)
-        self.met = threading.Barrier(len(self.pods), timeout=120)
+        self.met = threading.Barrier(len(self.pods), timeout=300)
         self.barriers = 0
 
         def meet() -> None:

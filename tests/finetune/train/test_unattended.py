@@ -121,7 +121,7 @@ def rank_command(manifest: Manifest) -> list[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     return process.returncode, said
 
 
@@ -261,7 +261,7 @@ def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
 def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
     for attempt in range(2):  # the second finds all files of the first
         members = [
-            FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=60)
+            FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=300)
             for rank in range(3)
         ]
         told: dict[int, object] = {}
@@ -276,7 +276,7 @@ def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
         assert told == {}
         members[0].lead(lambda attempt=attempt: {"attempt": attempt})
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
         assert told == {1: {"attempt": attempt}, 2: {"attempt": attempt}}
 
 

@@ -377,8 +377,8 @@ def talk(path: Path) -> None:
 
     def connect() -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
-        line.settimeout(20.0)
-        until_s = time.monotonic() + 20.0
+        line.settimeout(300.0)
+        until_s = time.monotonic() + 300.0
         while True:
             try:
                 line.connect(str(path))

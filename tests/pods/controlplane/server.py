@@ -180,7 +180,7 @@ class ControlPlane:
         )
         trust = ssl.create_default_context(cafile=str(self.certificate))
         try:
-            with urllib.request.urlopen(request, timeout=30, context=trust) as answer:
+            with urllib.request.urlopen(request, timeout=300, context=trust) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             raise Answer(error.code, error.read().decode()) from error

@@ -135,7 +135,7 @@ def test_helm_installs_the_chart_and_leaves_the_claim(
 
     def helm(*words: str) -> str:
         done = subprocess.run(
-            [program, *words, *where], capture_output=True, text=True, timeout=120, env=home
+            [program, *words, *where], capture_output=True, text=True, timeout=300, env=home
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -321,7 +321,7 @@ def test_a_pod_that_was_deleted_is_replaced_under_the_run(
         wait_for_lines(run)
         (second,) = [line.split()[1] for line in place.seen() if line.endswith("-1")]
         place.plane.delete("pods", second)
-        result = run.wait(180, progress=False).raise_for_status()
+        result = run.wait(300, progress=False).raise_for_status()
         (restart,) = result.restarts
         assert restart.what == "pod-1 was lost"
 
@@ -342,7 +342,7 @@ def test_a_server_that_is_killed_and_comes_again_costs_no_run(
         )
         assert {pod.phase for pod in cluster.pods} == {Phase.RUNNING}
         place.plane.start_server()
-        run.wait(180, progress=False).raise_for_status()
+        run.wait(300, progress=False).raise_for_status()
         exact(run, 200)
         until(lambda: {pod.message for pod in cluster.pods} == {""}, 60, why=lambda: cluster.pods)
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
