@@ -16,16 +16,18 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from measured import MEASURED
-from writtenrun import WrittenRun, write_run
 
 from tests.support.limits import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401
+from tests.support.measured import MEASURED
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Cluster, LocalPods, PodSpec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 300.0
 BROWSER = "tests/browser/"
-pytest.register_assert_rewrite("forkedruns")  # its assertions tell values, as a test's do
+pytest.register_assert_rewrite(
+    "tests.support.forkedruns"
+)  # its assertions tell values, as a test's do
 # `make test` runs the others, and the quickstart in a browser; `make test-all` these too.
 LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(12) if number != 1)
 
@@ -130,7 +132,7 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     # A pod looks for locks of builds where its ops are compiled, and others may build theirs.
     os.environ["TORCH_EXTENSIONS_DIR"] = f"{states}/torch_extensions"
     yield
-    if (forked := sys.modules.get("forkedruns")) is not None:
+    if (forked := sys.modules.get("tests.support.forkedruns")) is not None:
         forked.end_parent()
     if (slurm := sys.modules.get("tests.fakes.slurmplace")) is not None:
         slurm.end_slurm()

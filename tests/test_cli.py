@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from writtenrun import write_run
 
 from tests.support.sentences import says
+from tests.support.writtenrun import write_run
 from workbench import Cluster, LocalPods
 from workbench.base.versions import VERSION
 from workbench.cli import main

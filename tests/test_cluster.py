@@ -13,8 +13,8 @@ from pathlib import Path
 
 import accelerate
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, Run, Script
 from workbench.base.errors import ConfigError, RunError, RunFailed

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster, FineTune, Run, Script, compare
 from workbench.base.errors import RunError

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from poll import until
-from takeover import kill_keeper
 
+from tests.support.poll import until
+from tests.support.takeover import kill_keeper
 from tests.support.wheels import wheel
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.errors import ConfigError

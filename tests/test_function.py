@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench import Cluster, Function, Run
 from workbench.errors import ConfigError, RunError, RunFailed

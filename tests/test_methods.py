@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from methodruns import rows_of, write_rows
 
+from tests.support.methodruns import rows_of, write_rows
 from workbench import Cluster, FineTune, Run, compare, history
 from workbench.base.display_protocol import as_bundle
 from workbench.base.errors import ConfigError, RunError

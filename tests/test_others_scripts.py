@@ -11,8 +11,8 @@ from pathlib import Path
 
 import accelerate
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench import Cluster, Run, Script
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
-from rankpids import pids_of
 
+from tests.support.poll import until
+from tests.support.rankpids import pids_of
 from tests.support.sentences import says
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError

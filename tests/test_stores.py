@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.s3server import SECRET, S3Server, s3_server
+from tests.support.poll import until
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.server import close_all

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench.agent.clients.client import Client
 from workbench.agent.main import end_leftovers
 from workbench.base.process import Process, look_up

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.agent.test_warm import TOY, argv, fork_server, paths, record, server_of, start
+from tests.support.poll import until
 from tests.support.sentences import says
 from workbench.base.files.private import cluster_folder
 from workbench.base.machine.allocator import preloaded

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.nvml import fake_gpus
-from tests.poll import until
+from tests.support.poll import until
 from workbench import Cluster, Function, LocalPods, PodSpec
 from workbench.agent import gpus
 from workbench.agent.gpus import GpuWatch, cores_near_gpus

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench.agent.ranks.output import OutputPump, OutputStream, read_chunks
 from workbench.agent.ranks.records import keep_room, read_record, write_record
 

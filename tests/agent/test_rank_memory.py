@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from poll import until
 
+from tests.support.poll import until
 from workbench.agent import main
 from workbench.agent.machine import Resident
 from workbench.agent.ranks import memory

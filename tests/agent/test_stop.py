@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.support.hanging import hanging
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.agent.clients.client import Client
 from workbench.agent.main import end_leftovers

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench.agent.ranks import output
 from workbench.agent.ranks.output import OutputOrder, OutputPump, OutputStream, read_chunks
 from workbench.base.files import gate

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says
 from workbench.agent.supervisor import Agent
 from workbench.base.process import (

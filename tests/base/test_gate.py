@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writtenrun import write_run
 
 from tests.support.deep import deep_tree
+from tests.support.writtenrun import write_run
 from workbench.base.errors import RunError
 from workbench.base.files import gate
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 import psutil
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench.agent.machine import memory, resident
 from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.tasks import Tasks

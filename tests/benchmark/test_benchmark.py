@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchrows import make_row, write_row
+from tests.support.benchrows import make_row, write_row
 from workbench.benchmark import finished_rows
 from workbench.benchmark.finished_rows import FinishedRows, data_of, keep_rows, kept_rows
 from workbench.benchmark.row import Outcome

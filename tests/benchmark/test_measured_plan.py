@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.benchrows import make_row
+from tests.support.benchrows import make_row
 from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, history
 from workbench.base.errors import ConfigError

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import says
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, cells_of, mixed_rows, write_row
 
+from tests.support.benchrows import Page, cells_of, mixed_rows, write_row
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.benchmark.result import BenchmarkResult, Report, rows_below, write_report

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchrows import write_row
+from tests.support.benchrows import write_row
 from tests.support.sentences import says, sentence
 from workbench import Benchmark, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError

@@ -19,9 +19,9 @@ from typing import Any
 import nbformat
 import pytest
 from playwright import sync_api
-from poll import LEAST_S, until
 
 from tests.fakes.jupyterserver import Server, start_server
+from tests.support.poll import LEAST_S, until
 from workbench.base.errors import RunError
 from workbench.base.messages.wire import ask
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchrows import write_row
-from poll import until
 
 from tests.browser.conftest import notebook
+from tests.support.benchrows import write_row
+from tests.support.poll import until
 from workbench.benchmark.result import rows_below, write_report
 from workbench.client.result import RunResult
 
@@ -23,8 +23,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]
-from benchrows import make_row, mixed_rows, write_row
-from writtenrun import T0, write_run
+from tests.support.benchrows import make_row, mixed_rows, write_row
+from tests.support.writtenrun import T0, write_run
 from tests.display.test_plan import LARGE, table
 from tests.browser.test_tables import answers
 from workbench import Cluster, LocalPods, Run, compare, history

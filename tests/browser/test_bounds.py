@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
 
 from tests.browser.conftest import notebook
+from tests.support.poll import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 

@@ -10,12 +10,12 @@ from typing import Any
 import nbformat
 import pytest
 from playwright.sync_api import expect
-from poll import until
 
 from tests.browser.conftest import ARTIFACTS, notebook
 from tests.browser.readings import differences, load_records
 from tests.browser.shots import SHORT, take_pictures
 from tests.support import executed
+from tests.support.poll import until
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.process import is_alive
 from workbench.display.compose.fields import FIELDS

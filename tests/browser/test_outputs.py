@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
 
 from tests.browser.conftest import notebook
 from tests.client.test_history import make_run
+from tests.support.poll import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.long]
 
@@ -39,7 +39,7 @@ chat
 FOLLOW = """
 import json, time
 from pathlib import Path
-from writtenrun import write_run
+from tests.support.writtenrun import write_run
 from workbench import Run
 written = write_run(Path("pods"))
 written.state("running", "training")

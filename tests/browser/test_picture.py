@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Error
-from poll import until
 
 from tests.browser.conftest import notebook
+from tests.support.poll import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
@@ -19,7 +19,7 @@ WRITE = f"""
 import sys, tempfile
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
-from writtenrun import write_run
+from tests.support.writtenrun import write_run
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.pods.local.pods import LocalPods

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchrows import write_row
-from poll import until
 
+from tests.support.benchrows import write_row
+from tests.support.poll import until
 from workbench.benchmark.result import rows_below, write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]

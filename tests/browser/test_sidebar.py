@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
-from writtenrun import WrittenRun, write_run
 
 from tests.browser.conftest import ARTIFACTS
+from tests.support.poll import until
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.display.kit.plots.figure import look_of_run
 from workbench.rundir.catalog.store import read_label

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchrows import make_row, mixed_rows
 
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
+from tests.support.benchrows import make_row, mixed_rows
 from workbench.base.display_protocol import as_html, as_page
 from workbench.benchmark.result import BenchmarkResult, Report
 from workbench.client.result import RunResult

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
-from poll import until
 
 import workbench
 from tests.browser.conftest import ARTIFACTS, REPOSITORY, notebook
+from tests.support.poll import until
 from tests.support.sanitized import GitHub, Reader, numbers
 from tests.support.sentences import says
 from tests.support.views import EXAMPLES
@@ -24,10 +24,10 @@ from workbench.display import views
 SHEET = Path(workbench.__file__).parent / "display" / "templates" / "assets" / "sheet.css"
 SETUP = f"""
 import sys
-sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / "tests")!r}]
+sys.path[:0] = [{str(REPOSITORY)!r}]
 from contextlib import closing
 from pathlib import Path
-from benchrows import make_row
+from tests.support.benchrows import make_row
 from tests.support.views import EXAMPLES, ended
 from workbench.display.benchmark.live import BenchmarkLive
 examples = {{record.__name__: make for record, make in EXAMPLES.items()}}

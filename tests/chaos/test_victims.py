@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from poll import until
-from takeover import counting, printed
 
+from tests.support.poll import until
+from tests.support.takeover import counting, printed
 from tools.chaos.faults import FAULTS
 from tools.chaos.hooked import victims_of
 from tools.chaos.victims import find_victims, ranks, words_of

@@ -6,9 +6,9 @@ import html
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import sentence
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import FineTune, Run, Script, compare, history
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json

@@ -15,9 +15,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.support.kubeconfig import write_kubeconfig
+from tests.support.poll import until
 from tests.support.runstores import list_runs
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Run

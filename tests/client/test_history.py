@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from ipywidgets.widgets.widget import _instances
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.run import Run

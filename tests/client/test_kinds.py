@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import sentence
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Run, history
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows, write_row
 
+from tests.support.benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows, write_row
 from tests.support.sentences import says
 from workbench.base.display_protocol import as_html, as_text
 from workbench.benchmark.comparable_groups import groups

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from poll import until
-from writtenrun import T0, WrittenRun
 
+from tests.support.poll import until
 from tests.support.sentences import says
+from tests.support.writtenrun import T0, WrittenRun
 from workbench.base.errors import PodError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import make_cluster_folder

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
-from writtenrun import write_run
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
+from tests.support.writtenrun import write_run
 from workbench.base.errors import ConfigError
 from workbench.display.compose.composition import Composition
 from workbench.display.compose.fields import FIELDS

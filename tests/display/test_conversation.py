@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.display.kit.doc import to_html

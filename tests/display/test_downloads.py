@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun
 
 from tests.support.sentences import says
+from tests.support.writtenrun import WrittenRun
 from workbench.client.result import RunResult
 from workbench.display.kit.downloads import report_links, run_links
 from workbench.display.run.facts import RunFacts

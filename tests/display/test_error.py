@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from writtenrun import WrittenRun
+
+from tests.support.writtenrun import WrittenRun
 
 SEEN = re.compile(r"\x1b\[[\d;]*m")
 Cell = Callable[[str], str]

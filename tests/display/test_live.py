@@ -9,8 +9,8 @@ import comm
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
-from poll import until
 
+from tests.support.poll import until
 from workbench.display.kit import live
 from workbench.display.kit.doc import Doc, Note
 from workbench.display.kit.live import Picture, show_live

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from poll import until
-from writtenrun import T0, WrittenRun
 
 from tests.support.counted import calls_of
+from tests.support.poll import until
 from tests.support.sentences import says
+from tests.support.writtenrun import T0, WrittenRun
 from workbench.client.run import Run
 from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture

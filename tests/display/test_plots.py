@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchrows import write_row
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as MplFigure
-from writtenrun import T0, WrittenRun, write_run
 
 import workbench
+from tests.support.benchrows import write_row
 from tests.support.sentences import says, sentence
+from tests.support.writtenrun import T0, WrittenRun, write_run
 from workbench.base.display_protocol import as_bundle
 from workbench.base.errors import ConfigError
 from workbench.base.words import number

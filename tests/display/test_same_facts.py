@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from writtenrun import T0, WrittenRun
 
 from tests.support.views import EXAMPLES
+from tests.support.writtenrun import T0, WrittenRun
 from workbench.base import table
 from workbench.base.display_protocol import Displayable, as_html, as_text
 from workbench.base.files import write_json

@@ -19,7 +19,7 @@ import itertools, sys, time
 from contextlib import closing
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from writtenrun import write_run
+from tests.support.writtenrun import write_run
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.display.kit.line import ProgressLine
@@ -50,7 +50,7 @@ written.keeper("closed", alive=False)
 """
 BENCHMARK = f"""
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from benchrows import make_row
+from tests.support.benchrows import make_row
 from workbench.display.benchmark.live import BenchmarkLive
 with closing(BenchmarkLive()) as live:
     for ended in range(3):

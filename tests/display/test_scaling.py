@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchrows import Page, make_row, mixed_rows
 
+from tests.support.benchrows import Page, make_row, mixed_rows
 from tests.support.sentences import says
 from workbench.base.table import Bar, Grid
 from workbench.benchmark.comparable_groups import groups

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from writtenrun import write_run
-
+from tests.support.writtenrun import write_run
 from workbench import Run, history
 from workbench.finetune.lm_eval.scores import Scores, as_evaluation, read_scores, scores_from
 from workbench.rundir.catalog.benchmarks import add_evaluation, benchmark_figures

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Cluster, LocalPods, Run, history
 from workbench.base.display_protocol import as_html
 from workbench.base.files import read_json, write_json

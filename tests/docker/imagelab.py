@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
 
-from poll import until
+from tests.support.poll import until
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PREFIX = (

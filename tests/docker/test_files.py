@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from poll import until
 
+from tests.support.poll import until
 from tools.images import locks
 from workbench import SSHPods
 from workbench.pods.bootstrap.machine import free_port

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from measured import MEASURED
-from poll import until
 
 from tests.docker.imagelab import PREFIX, REPOSITORY, Engine, missing, tool
 from tests.docker.test_files import first_cell
+from tests.support.measured import MEASURED
+from tests.support.poll import until
 from workbench import Cluster, FineTune, PodSpec, SSHPods
 from workbench.pods.ssh.identity import Identity
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.poll import until
+from tests.support.poll import until
 from workbench.base.process import find
 
 

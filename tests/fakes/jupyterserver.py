@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.poll import until
+from tests.support.poll import until
 
 HOMES = (
     "HOME",

@@ -21,7 +21,7 @@ from typing import Any, Self
 import pytest
 
 from tests.fakes.namespaces import Namespace, joined
-from tests.poll import until
+from tests.support.poll import until
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.notes import note_of
 from workbench.pods.pod import LaunchContext

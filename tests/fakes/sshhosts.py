@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.poll import until
+from tests.support.poll import until
 from workbench.base.process import descendants, process_table
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.bootstrap.sshd import find_sshd

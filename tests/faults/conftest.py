@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured import MEASURED
-from poll import until
 
+from tests.support.measured import MEASURED
+from tests.support.poll import until
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.client.result import RunResult
 from workbench.pods.pod import Pod

@@ -29,7 +29,7 @@ time.time = _time
 DRIVER = """
 import json, os, sys, time
 from pathlib import Path
-from poll import until
+from tests.support.poll import until
 from workbench import Cluster, LocalPods, Script
 
 clock, end = Path(os.environ["CLOCK"]), Path(sys.argv[3])
@@ -58,11 +58,11 @@ print(json.dumps({"state": result.state, "again": again.state, "whole": whole, "
 def test_a_clock_that_jumps_ends_nothing_and_spoils_no_figure(tmp_path: Path) -> None:
     """Row 50."""
     (tmp_path / "sitecustomize.py").write_text(JUMPING)
-    tests = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     env = {
         **os.environ,
         "CLOCK": str(tmp_path / "clock"),
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{tests}",
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
     }
     words = [str(tmp_path / "c"), str(BEAT), str(tmp_path / "end")]
     done = subprocess.run(

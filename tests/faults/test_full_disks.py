@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from poll import until
-from smalljobs import small_job
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.poll import until
+from tests.support.smalljobs import small_job
 from workbench import Cluster, Run
 from workbench.base.process import with_mark
 from workbench.rundir.checkpoints import newest_good

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from poll import until
-from smalljobs import small_job
 
 from tests.fakes.sshhosts import HostsPlace
+from tests.support.poll import until
+from tests.support.smalljobs import small_job
 from workbench import Cluster, PodSpec
 from workbench.base.errors import PodError
 from workbench.base.versions import installed_versions

@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.fewthreads import few_threads
+from tests.support.poll import until
 from workbench.base.process import process_table
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ TRAIN = """
 import json, sys
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.display.failure import fault_card
-from smalljobs import small_job
+from tests.support.smalljobs import small_job
 job = small_job(20, 2, technique="zero1", max_steps=2)
 with Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1]) as cluster:
     result = cluster.submit(job).wait(300, progress=False)
@@ -35,10 +35,9 @@ print(json.dumps([result.state, result.message, advice.title if advice else "", 
 
 def train(folder: Path, before: Callable[[], None]) -> tuple[str, str, str, int | None]:
     """Train on two local pods, under a limit, and return what the run came to."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, str(folder / "c")],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=before,
         capture_output=True,
         text=True,

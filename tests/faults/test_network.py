@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from poll import until
 
 from tests.fakes.namespaces import Namespace, joined
 from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
+from tests.support.poll import until
 from workbench import Cluster, PodSpec, Run, SSHPods
 from workbench.base.process import with_mark
 from workbench.pods.bootstrap.machine import free_port

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, kill_keeper, printed, under_another_keeper
 
 from tests.fakes.smalldisk import small_disk
 from tests.support.runstores import decisions_in
+from tests.support.takeover import counting, exact, kill_keeper, printed, under_another_keeper
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import load_json

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from poll import until
 
 from tests.support.hanging import hanging
+from tests.support.poll import until
 from tests.support.sentences import says
 from workbench import Cluster, LocalPods, Run, Script
 from workbench.base.errors import RunError

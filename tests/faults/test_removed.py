@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, kill_keeper, printed
 
 from tests.support.sentences import sentence
+from tests.support.takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.base.files.private import cluster_folder

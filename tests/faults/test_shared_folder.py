@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from takeover import kill_keeper
 
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.runstores import list_runs
 from tests.support.sentences import sentence
+from tests.support.takeover import kill_keeper
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import cluster_folder

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import kill_keeper
 
+from tests.support.takeover import kill_keeper
 from tools.chaos.victims import below, worker
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.process import Process

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from poll import until
-from rankpids import pids_of, rank_folder
 
+from tests.support.poll import until
+from tests.support.rankpids import pids_of, rank_folder
 from tests.support.sentences import says
 from workbench import Cluster, FineTune, Run, Script
 from workbench.base.files import read_json

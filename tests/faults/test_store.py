@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from poll import until
-from rankpids import pids_of, rank_folder
 
+from tests.support.poll import until
+from tests.support.rankpids import pids_of, rank_folder
 from workbench import Cluster, FineTune, Run, Script
 
 if TYPE_CHECKING:

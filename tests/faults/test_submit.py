@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, kill_keeper, printed
 
 from tests.support.sentences import sentence
+from tests.support.takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json

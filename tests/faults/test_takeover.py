@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from smalljobs import small_job
-from takeover import COUNT, counting, exact, kill_keeper, printed, under_another_keeper
 
 from tests.support.sentences import says, sentence
+from tests.support.smalljobs import small_job
+from tests.support.takeover import (
+    COUNT,
+    counting,
+    exact,
+    kill_keeper,
+    printed,
+    under_another_keeper,
+)
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json

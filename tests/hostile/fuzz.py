@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
-from wrong import WRONG, places, replaced
 
 from tests.rundir.test_damaged import whole_run
+from tests.support.wrong import WRONG, places, replaced
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.display_protocol import as_text
 from workbench.base.errors import WorkbenchError

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from writtenrun import WrittenRun
 
+from tests.support.writtenrun import WrittenRun
 from workbench import Cluster
 from workbench.base.display_protocol import as_text
 from workbench.base.errors import ConfigError, RemoteError, RunError, WorkbenchError

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from poll import until
 
 from tests.fakes.hostile_pod import contents
+from tests.support.poll import until
 from workbench import Cluster, LocalPods, PodSpec, Run, Script, history
 from workbench.base.display_protocol import as_html, as_page, as_text
 from workbench.base.files import read_json

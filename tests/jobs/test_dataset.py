@@ -6,9 +6,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from wrong import WRONG, places, replaced
 
 from tests.support.sentences import sentence
+from tests.support.wrong import WRONG, places, replaced
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.convert import read_tables
 from workbench.finetune.data.sources.dataset import (

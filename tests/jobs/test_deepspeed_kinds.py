@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong import WRONG, inner, replaced
 
 from tests.support.counted import calls_of
 from tests.support.examples import tries
 from tests.support.sentences import sentence
+from tests.support.wrong import WRONG, inner, replaced
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.keys import TOP_LEVEL

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkedruns import Plan, run_all
 
 from tests.fakes.hub import hub
+from tests.support.forkedruns import Plan, run_all
 from tests.support.sentences import sentence
 from workbench.base import entries
 from workbench.base.errors import ConfigError

@@ -11,10 +11,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from poll import until
-from writtenrun import WrittenRun
 
+from tests.support.poll import until
 from tests.support.sentences import says
+from tests.support.writtenrun import WrittenRun
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, history
 from workbench.base import entries
 from workbench.base.display_protocol import as_text

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, RunError
 from workbench.base.files import read_json

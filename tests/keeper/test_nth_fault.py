@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from poll import until
 
 from tests.fakes.runloop import Fate, Plan, SimLink, SimPod, Simulation
 from tests.keeper.acts import script
+from tests.support.poll import until
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_json
 from workbench.keeper.run_queue import IdleTime, RunQueue

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec, Run, Script, history, log
 from workbench.errors import ConfigError, RunError

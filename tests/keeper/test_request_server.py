@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench.base.errors import RunError
 from workbench.base.messages.wire import ask, connect, listen
 from workbench.base.redact import Redactor

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.base.messages.wire import ask

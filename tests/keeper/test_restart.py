@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from takeover import curve
 
 from tests.support.sentences import says, sentence
+from tests.support.takeover import curve
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench import Benchmark, Cluster, LocalPods, PodSpec, Run, Script
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status

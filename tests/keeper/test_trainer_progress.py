@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench import Cluster, Script
 from workbench.display.kit.line import progress_text
 from workbench.rundir.events import Event

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench import Cluster, Script, history
 from workbench.client.tensorboard.board import board_folder
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from workbench.keeper import run_queue as module
 from workbench.keeper.run_queue import IdleTime, RunQueue
 

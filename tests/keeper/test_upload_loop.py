@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
-from poll import until
 
 from tests.keeper.test_uploads import never, save
+from tests.support.poll import until
 from workbench.base.errors import RunError
 from workbench.jobs.job import Checkpoints, Rules
 from workbench.keeper.run import uploads

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from poll import until
 
 from tests.fakes.s3server import S3Server, s3_server
+from tests.support.poll import until
 from workbench.jobs.job import Checkpoints, Rules
 from workbench.keeper.run import uploads
 from workbench.keeper.run.uploads import CheckpointUploader

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
-from poll import until
 
 from tests.fakes.jupyterserver import Server, start_server
+from tests.support.poll import until
 from workbench import Run
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import says, sentence
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import FineTune, PodSpec
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.tensorboard.board import serve_folders

@@ -15,12 +15,12 @@ import httpx2 as httpx
 import pytest
 from jupyter_core.paths import jupyter_path
 from jupyterlab_server.config import get_federated_extensions
-from poll import until
-from writtenrun import WrittenRun, write_run
 
 import workbench.lab
 from tests.fakes.jupyterserver import Server, start_server
+from tests.support.poll import until
 from tests.support.sentences import says
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench.base.process import is_alive
 from workbench.client.tensorboard.board import (
     BOARD_PATH,

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
-from takeover import counting, exact, kill_keeper, printed
 
 from tests.fakes.cmlplace import CMLPlace
 from tests.fakes.kubeplace import KubernetesPlace
 from tests.fakes.slurmplace import SlurmPlace
 from tests.fakes.sshhosts import HostsPlace
 from tests.pods.conftest import PLACES, Platform, on_pods
+from tests.support.poll import until
+from tests.support.takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, PodSpec, Run
 from workbench.pods.cml.pods import IDS
 from workbench.pods.notes import read_note

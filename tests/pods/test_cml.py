@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.cmlplace import CMLPlace
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import find

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.cmlserver import KEY, PROJECT, CMLServer
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodTimeout
 from workbench.client.run import Run

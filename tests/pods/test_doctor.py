@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
 
 from tests.pods.conftest import Launched, on_pods
+from tests.support.poll import until
 from tests.support.sentences import says
 from workbench.agent.probe.examine import compile_locks, limits
 from workbench.base.versions import installed_versions

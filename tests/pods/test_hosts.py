@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.deep import deep_tree
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
 from workbench.agent.site.setup import setup_variables

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
 
 import workbench
 import workbench.places
 from tests.support.hurried import HurriedClock
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
-from takeover import kill_keeper
 
 from tests.fakes.kubeplace import KubernetesPlace, role
 from tests.pods.conftest import Launched, launching, on_pods
 from tests.support.hurried import HurriedClock
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
+from tests.support.takeover import kill_keeper
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
 
 from tests.fakes.kubeplace import KubernetesPlace, role
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import BackendError
 from workbench.pods.backends import remove_left

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.pods.conftest import children, on_pods
 from tests.support.hurried import HurriedClock
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.sshhosts import Login, SSHHost, with_accounts
-from tests.poll import until
+from tests.support.poll import until
 from workbench.base.errors import ConfigError, PodError, RemoteError
 from workbench.base.process import with_mark
 from workbench.pods.bootstrap.machine import free_port

@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.namespaces import Namespace, ip, joined
 from tests.fakes.sshhosts import SSHHost
+from tests.support.poll import until
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from poll import until
-from takeover import counting, exact, kill_keeper, printed
 
 from tests.pods.conftest import Platform, children, note_others, on_pods
 from tests.pods.test_contract import (  # noqa: F401 (the core of the contract, collected here too)
@@ -28,7 +26,9 @@ from tests.pods.test_contract import (  # noqa: F401 (the core of the contract, 
     test_stop_during_launch_leaves_nothing,
     test_stop_ends_all_and_may_be_repeated_and_a_launch_after_it_works,
 )
+from tests.support.poll import until
 from tests.support.sentences import sentence
+from tests.support.takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, PodSpec, Run
 from workbench.base.errors import ConfigError
 from workbench.pods import backends

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.nvml import FakeGpus, fake_gpus
 from tests.fakes.sshhosts import HostsPlace
-from tests.poll import until
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
 from workbench.base.errors import ConfigError

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.sshhosts import NOISE, READS
-from tests.poll import until
+from tests.support.poll import until
 from workbench.pods.pod import Pod
 from workbench.pods.ssh import child, openssh
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, send_file

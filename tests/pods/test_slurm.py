@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
-from takeover import counting, printed
 
 import workbench
 import workbench.places
 from tests.fakes.slurmplace import SlurmPlace
 from tests.pods.test_contract import meet
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
+from tests.support.takeover import counting, printed
 from workbench import Cluster, Function, Run, Script
 from workbench.base.display_protocol import as_text
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout

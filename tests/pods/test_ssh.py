@@ -11,9 +11,9 @@ from typing import cast
 
 import paramiko
 import pytest
-from poll import until
 
 from tests.pods.conftest import Launched
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from poll import until
 
 from tests.fakes.sshhosts import HostsPlace, SSHHost
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.process import live_descendants

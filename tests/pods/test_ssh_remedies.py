@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from poll import until
 
 from tests.fakes.sshhosts import HostsPlace, SSHHost
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files.private import cluster_folder

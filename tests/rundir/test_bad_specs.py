@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong import WRONG, inner, places, replaced
 
 from tests.support.examples import tries
+from tests.support.wrong import WRONG, inner, places, replaced
 from workbench import cli
 from workbench.base.errors import ConfigError
 from workbench.client.cluster import Cluster

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from writtenrun import write_run
 
+from tests.support.writtenrun import write_run
 from workbench.base.errors import ConfigError
 from workbench.pods.pod import Pod
 from workbench.rundir.catalog import store

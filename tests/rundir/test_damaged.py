@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from writtenrun import T0, write_run
-from wrong import WRONG, places, replaced
 
 from tests.support.examples import tries
+from tests.support.writtenrun import T0, write_run
+from tests.support.wrong import WRONG, places, replaced
 from workbench.base.display_protocol import as_text
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json

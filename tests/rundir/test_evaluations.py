@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.sentences import says
-from tests.writtenrun import write_run
+from tests.support.writtenrun import write_run
 from workbench.base.process import RUN_MARK
 from workbench.client.tables.comparison import compare
 from workbench.display.kit.plots.figure import look_of_run

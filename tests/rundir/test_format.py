@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writtenrun import write_run
 
 from tests.support.sentences import sentence
+from tests.support.writtenrun import write_run
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.client.run import Run

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from writtenrun import write_run
 
+from tests.support.writtenrun import write_run
 from workbench.base.clock import now_s
 from workbench.base.files import read_json
 from workbench.base.redact import Redactor

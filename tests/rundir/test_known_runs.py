@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
 from tests.support.runstores import list_runs
 from tests.support.sentences import says, sentence
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable
 from workbench.base.files import read_json, write_json

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from writtenrun import write_run
 
 from tests.support.sentences import sentence
+from tests.support.writtenrun import write_run
 from workbench.base.errors import RunError
 from workbench.base.files.gate import make_folders, open_to_append, open_to_write
 from workbench.rundir.events import Event

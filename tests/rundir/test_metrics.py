@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from writtenrun import WrittenRun, write_run
 
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Run, compare, history
 from workbench.base.display_protocol import as_bundle
 from workbench.base.errors import ConfigError

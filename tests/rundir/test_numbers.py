@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from writtenrun import write_run
 
 from tests.support.examples import tries
+from tests.support.writtenrun import write_run
 from workbench.base.process import rank_log
 from workbench.rundir import events
 from workbench.rundir import journal as journal_module

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from writtenrun import write_run
-from wrong import WRONG, places, replaced
 
 from tests.support.examples import tries
+from tests.support.writtenrun import write_run
+from tests.support.wrong import WRONG, places, replaced
 from workbench import Cluster, Script
 from workbench.client.run import Run
 from workbench.display.run.page import run_text

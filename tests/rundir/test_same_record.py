@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from writtenrun import write_run
 
 from tests.support.examples import tries
+from tests.support.writtenrun import write_run
 from workbench import FineTune, LocalPods, PodSpec, Script
 from workbench.base.files import read_json
 from workbench.base.redact import Redactor, is_secret

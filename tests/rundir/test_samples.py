@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from writtenrun import T0, WrittenRun, write_run
 
+from tests.support.writtenrun import T0, WrittenRun, write_run
 from workbench.base.files import gate, read_json, write_json
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import FineTune

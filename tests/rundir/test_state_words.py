@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from writtenrun import write_run
-
+from tests.support.writtenrun import write_run
 from workbench import Run, history
 from workbench.base.files import write_json
 from workbench.rundir.state import RunState

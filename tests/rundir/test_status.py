@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import says
+from tests.support.writtenrun import WrittenRun, write_run
 from workbench.base.display_protocol import load_views
 from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from poll import until
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.poll import until
 from workbench.base.errors import RunError, Unreadable
 from workbench.rundir.register import store as module
 from workbench.rundir.register.store import (

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from writtenrun import T0, WrittenRun
 
 from tests.support.counted import calls_of
 from tests.support.sentences import says, sentence
+from tests.support.writtenrun import T0, WrittenRun
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.result import RunResult
 from workbench.client.run import Run

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from writtenrun import write_run
 
 from tests.support.sentences import says
+from tests.support.writtenrun import write_run
 from workbench.base.files import read_json
 from workbench.base.table import text_table
 from workbench.display.run.page import worker_grids

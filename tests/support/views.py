@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchrows import SAMPLE, make_row, mixed_rows, write_row
-from writtenrun import T0, WrittenRun, write_run
-
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
 from tests.display.test_scores import made as scores
+from tests.support.benchrows import SAMPLE, make_row, mixed_rows, write_row
+from tests.support.writtenrun import T0, WrittenRun, write_run
 from workbench import Run, compare, history
 from workbench.base.table import Grid
 from workbench.benchmark.benchmark import Benchmark

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.fakes.namespaces import Namespace, joined
 from tests.fakes.sshhosts import SSHHost
-from tests.poll import until
+from tests.support.poll import until
 from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, PodSpec, SSHPods
 from workbench.pods.ssh.identity import Identity

@@ -6,7 +6,7 @@ import random
 import time
 import traceback
 
-from tests.poll import until
+from tests.support.poll import until
 from tools.chaos.keepers import take_over
 from tools.chaos.kills import hit, outcome_of
 from tools.chaos.numbered import END_S

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.fakes.smalldisk import small_disk
-from tests.poll import until
+from tests.support.poll import until
 from tools.chaos.kills import judge, outcome_of
 from tools.chaos.numbered import Numbered, submit
 from tools.chaos.plan import Trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from tests.poll import until
+from tests.support.poll import until
 from tools.chaos.kills import hit, judge, outcome_of
 from tools.chaos.numbered import END_S, submit
 from tools.chaos.plan import Trial

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import PurePath
 
-from tests.poll import until
+from tests.support.poll import until
 from tools.chaos.numbered import END_S, Numbered, submit
 from tools.chaos.plan import Trial
 from tools.chaos.site import Site, left_of_run

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.poll import until
+from tests.support.poll import until
 from workbench import Cluster, Run, Script
 from workbench.client.result import RunResult
 

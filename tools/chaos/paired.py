@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.poll import until
+from tests.support.poll import until
 from tools.chaos.faults import FAULTS, names_a_cause
 from tools.chaos.hooked import Director, HookFolder
 from tools.chaos.pairs import Pair

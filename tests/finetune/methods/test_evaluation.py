@@ -11,9 +11,9 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from forkedruns import Plan, Ran, run_all
-from methodruns import rows_of, write_prepared
 
+from tests.support.forkedruns import Plan, Ran, run_all
+from tests.support.methodruns import rows_of, write_prepared
 from workbench.finetune.methods.on_pods.evaluation import dealt_in_turn
 from workbench.finetune.methods.registry import METHODS, method_of
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forkedruns import Plan, Ran, run_all
-from methodruns import prompts, write_prepared, write_rows
 
+from tests.support.forkedruns import Plan, Ran, run_all
+from tests.support.methodruns import prompts, write_prepared, write_rows
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.methods.judging import Raised, Reward, Row, call_rewards, text_row, unjudged
 from workbench.finetune.methods.registry import method_of

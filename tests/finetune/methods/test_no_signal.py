@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from forkedruns import Plan, Ran, run_all
-from methodruns import rows_of, write_rows
 
+from tests.support.forkedruns import Plan, Ran, run_all
+from tests.support.methodruns import rows_of, write_rows
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.events import parse_event

@@ -14,11 +14,11 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from forkedruns import Plan, Ran, run_all
-from methodruns import rows_of, write_prepared
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+from tests.support.forkedruns import Plan, Ran, run_all
+from tests.support.methodruns import rows_of, write_prepared
 from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.methods.registry import METHODS, method_of
 from workbench.finetune.model import tiny

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from forkedruns import Plan, Ran, run_all
-from methodruns import rows_of, write_prepared
 
+from tests.support.forkedruns import Plan, Ran, run_all
+from tests.support.methodruns import rows_of, write_prepared
 from workbench.finetune.methods.registry import METHODS, method_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from methodruns import pairs, write_rows
 
+from tests.support.methodruns import pairs, write_rows
 from workbench import FineTune, preview
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, prepared_row

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from tests.support.sentences import says, sentence
-from tests.tinyfamilies import FAMILIES
+from tests.support.tinyfamilies import FAMILIES
 from workbench import FineTune, gpus_for, plan
 from workbench.base.errors import ConfigError
 from workbench.cli import main

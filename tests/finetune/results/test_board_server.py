@@ -13,10 +13,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
-from poll import until
-from writtenrun import write_run
 
+from tests.support.poll import until
 from tests.support.sentences import sentence
+from tests.support.writtenrun import write_run
 from workbench import Run, tensorboard
 from workbench.base.errors import BackendError, RunError
 from workbench.base.process import is_alive, process_start_time

@@ -16,11 +16,11 @@ import torch
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from writtenrun import write_run
 
 from tests.fakes.hub import TOKEN, Hub, hub
 from tests.fakes.smalldisk import small_disk
 from tests.support.sentences import sentence
+from tests.support.writtenrun import write_run
 from workbench import FineTune, Run
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import write_json

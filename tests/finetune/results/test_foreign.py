@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from writtenrun import WrittenRun
 
 from tests.support.runstores import list_runs
+from tests.support.writtenrun import WrittenRun
 from workbench import FineTune, PodSpec, Run, Script, compare, history
 from workbench.base.display_protocol import as_html
 from workbench.base.errors import WorkbenchError

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader
-from writtenrun import write_run
 
+from tests.support.writtenrun import write_run
 from workbench import FineTune, Run
 from workbench.base.files import write_json
 from workbench.errors import ConfigError, RunError

@@ -15,10 +15,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tinyfolders import llama
 
 from tests.fakes.kubeplace import MANIFESTS
 from tests.support.sentences import says, sentence
+from tests.support.tinyfolders import llama
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.base.files import write_json

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forkedruns import Plan
 
+from tests.support.forkedruns import Plan
 from tests.support.sentences import says
 from workbench.base.files import write_json
 from workbench.client.result import RunResult

@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.questions import Question

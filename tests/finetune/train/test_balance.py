@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM
 
+from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example

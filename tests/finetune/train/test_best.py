@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy
 import pytest
-from forkedruns import Plan, Ran
 from safetensors.numpy import load_file
 
+from tests.support.forkedruns import Plan, Ran
 from workbench.finetune.checkpoint.tensor_tree import read_tree
 from workbench.rundir.totals import RunTotals
 

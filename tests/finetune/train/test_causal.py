@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.forkedruns import Plan, Ran
 from workbench.finetune.options.text.prompts import fill
 from workbench.rundir.totals import RunTotals
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.finetune.checkpoint.tensor_tree import TENSORS, read_tree, write_tree

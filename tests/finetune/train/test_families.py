@@ -8,11 +8,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import tinyfamilies as families
-from forkedruns import Plan, Ran
-from tinyfamilies import FAMILIES, RATE, STEPS, Trained
 
+import tests.support.tinyfamilies as families
+from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
+from tests.support.tinyfamilies import FAMILIES, RATE, STEPS, Trained
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.prepare import check_early

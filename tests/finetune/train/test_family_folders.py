@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyfolders as folders
 import torch
 import transformers
 from peft import PeftModel
 
+import tests.support.tinyfolders as folders
 from workbench.base.errors import ConfigError
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.forkedruns import Plan, Ran
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters
 from workbench.finetune.model.load import Loaded, placed

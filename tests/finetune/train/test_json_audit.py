@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from forkedruns import LENGTH, Plan, Ran
+
+from tests.support.forkedruns import LENGTH, Plan, Ran
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 BUCKETS = {"reduce_bucket_size": 70_000, "allgather_bucket_size": 80_000, "overlap_comm": False}

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from forkedruns import Plan, Ran
-from measured import MEASURED
 from safetensors.torch import load_file
 
+from tests.support.forkedruns import Plan, Ran
+from tests.support.measured import MEASURED
 from workbench.finetune.checkpoint.tensor_tree import read_tree
 from workbench.finetune.options.adapters import LocalSgd
 from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging

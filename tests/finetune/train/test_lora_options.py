@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import LENGTH, Plan, Ran
 from safetensors.torch import load_file
 
+from tests.support.forkedruns import LENGTH, Plan, Ran
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.serving.serve import Answerer

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 
+from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
 from workbench.agent.rank.records import EndedWithAnother, write_error
 from workbench.base.errors import RunError

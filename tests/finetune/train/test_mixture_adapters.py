@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyfamilies as families
 import torch
-from forkedruns import Plan, Ran
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft import set_peft_model_state_dict as set_state
-from tinyfamilies import RATE, STEPS, Trained
 from torch import nn
 from transformers import AutoTokenizer
 
+import tests.support.tinyfamilies as families
+from tests.support.forkedruns import Plan, Ran
+from tests.support.tinyfamilies import RATE, STEPS, Trained
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.options.adapters import Lora

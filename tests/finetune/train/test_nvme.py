@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from forkedruns import Plan, Ran
-from poll import until
 
+from tests.support.forkedruns import Plan, Ran
+from tests.support.poll import until
 from tests.support.sentences import says
 from workbench.finetune.techniques.zero.nvme import folders
 

@@ -10,11 +10,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import tinyfolders as folders
 import torch
-from forkedruns import LENGTH, Plan, Ran
 from transformers import AutoModelForCausalLM
 
+import tests.support.tinyfolders as folders
+from tests.support.forkedruns import LENGTH, Plan, Ran
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model import load as model

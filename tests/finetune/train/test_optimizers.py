@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from forkedruns import GLOBAL_BATCH, STEPS, TRAIN_ROWS, Plan, Ran
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -20,6 +19,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from tests.support.forkedruns import GLOBAL_BATCH, STEPS, TRAIN_ROWS, Plan, Ran
 from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from forkedruns import LENGTH, Plan
 
+from tests.support.forkedruns import LENGTH, Plan
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Row

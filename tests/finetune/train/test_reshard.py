@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import LENGTH, Plan, Ran
-from measured import MEASURED
 
+from tests.support.forkedruns import LENGTH, Plan, Ran
+from tests.support.measured import MEASURED
 from workbench.finetune.techniques.on_pods.cutting import span
 from workbench.rundir.checkpoints import problem_of, read_manifest
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from forkedruns import Plan, Ran
 
+from tests.support.forkedruns import Plan, Ran
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.wikisql.mini import mini_rows
 

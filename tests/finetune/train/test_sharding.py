@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from forkedruns import Plan, Ran
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model.layers import recompute

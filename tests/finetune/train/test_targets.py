@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyfolders as folders
 import torch
 import transformers
 from peft import PeftModel
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+import tests.support.tinyfolders as folders
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit

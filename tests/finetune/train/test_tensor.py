@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkedruns import Plan, Ran
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import (
@@ -17,6 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.support.forkedruns import Plan, Ran
 from workbench.base.errors import ConfigError
 from workbench.finetune.checkpoint.tensor_tree import read_tree
 from workbench.finetune.data.wikisql.mini import mini_rows

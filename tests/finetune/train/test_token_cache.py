@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from forkedruns import LENGTH, Plan, Ran
 
+from tests.support.forkedruns import LENGTH, Plan, Ran
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training import token_cache
 from workbench.finetune.data.training.rows import content_digest, load

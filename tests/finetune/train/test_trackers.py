@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forkedruns import LENGTH, Plan
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl
 
+from tests.support.forkedruns import LENGTH, Plan
 from tests.support.sentences import says
 from workbench.base.errors import ConfigError
 from workbench.base.redact import Redactor

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from forkedruns import (
+from safetensors.numpy import load_file
+
+from tests.support.forkedruns import (
     EVALUATION_ROWS,
     GLOBAL_BATCH,
     LENGTH,
@@ -23,7 +25,6 @@ from forkedruns import (
     follows,
     run_all,
 )
-from safetensors.numpy import load_file
 
 # Both plans take a minute on two free cores, and ten on a machine where much else runs.
 PATIENCE_S = 840

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from forkedruns import LENGTH, Plan, Ran
 from transformers import Seq2SeqTrainingArguments
 
+from tests.support.forkedruns import LENGTH, Plan, Ran
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.renamed_options import OTHERWISE

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poll import until
 
+from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json

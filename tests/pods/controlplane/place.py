@@ -13,7 +13,7 @@ from tests.fakes.kubelet import NODE, left_below
 from tests.fakes.kubeplace import PlaceOnLoop
 from tests.fakes.sshhosts import apart
 from tests.pods.controlplane.server import ControlPlane, control_plane
-from tests.poll import until
+from tests.support.poll import until
 from workbench.pods.pod import LaunchContext
 
 if TYPE_CHECKING:

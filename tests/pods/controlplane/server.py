@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 import yaml
-from measured import MEASURED
 
-from tests.poll import until
+from tests.support.measured import MEASURED
+from tests.support.poll import until
 from workbench.pods.bootstrap.machine import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from poll import until
-from smalljobs import small_job
-from takeover import counting, exact, printed
 
 import workbench
 import workbench.places
@@ -25,7 +22,10 @@ from tests.fakes.kubeplace import MANIFESTS, role
 from tests.pods.conftest import Launched, on_pods
 from tests.pods.controlplane.place import RealKubernetesPlace
 from tests.pods.controlplane.server import NAMESPACE
+from tests.support.poll import until
 from tests.support.sentences import sentence
+from tests.support.smalljobs import small_job
+from tests.support.takeover import counting, exact, printed
 from workbench import Cluster, Run
 from workbench.base.errors import BackendError, PodError, PodTimeout
 from workbench.pods.backends import remove_left

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from measured import MEASURED
 
+from tests.support.measured import MEASURED
 from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
@@ -141,7 +141,7 @@ def run_all(*plans: Plan, timeout_s: float = 1600) -> list[dict[str, Ran]]:
 @functools.cache
 def _parent() -> subprocess.Popen[str]:
     """What every run of this session is forked from: to import takes it 5 s of CPU."""
-    forkrun = Path(__file__).parent / "finetune" / "train" / "forkrun.py"
+    forkrun = Path(__file__).parents[1] / "finetune" / "train" / "forkrun.py"
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, str(forkrun)], stdin=pipe, stdout=pipe, text=True, start_new_session=True

@@ -15,7 +15,7 @@ from workbench.rundir.paths import RunPaths
 _SORT = Path(display.__file__).parent / "templates" / "assets" / "sort.js"
 SORT = f"<script>{_SORT.read_text().rstrip()}</script>"
 """The one script that a page of ours may hold."""
-SAMPLE = Path(__file__).resolve().parent / "samples" / "flops_profile.txt"
+SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "flops_profile.txt"
 
 
 def make_row(technique: str, pods: int, speed: float | None, **other: Any) -> BenchmarkRow:

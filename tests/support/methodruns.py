@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from forkedruns import Plan
-
+from tests.support.forkedruns import Plan
 from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.methods.registry import method_of
 

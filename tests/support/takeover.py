@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from poll import until
-
+from tests.support.poll import until
 from workbench import Cluster, Run, Script
 from workbench.base.files.locks import is_locked
 from workbench.base.messages.lines import to_line
@@ -17,7 +16,7 @@ from workbench.base.process import find
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
 
-COUNT = Path(__file__).parent / "scripts" / "count.py"
+COUNT = Path(__file__).parents[1] / "scripts" / "count.py"
 
 
 def counting(
