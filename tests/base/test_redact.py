@@ -66,7 +66,7 @@ def test_ordinary_lines_stay_what_they_are(text: str) -> None:
             (name, "abcdef", False)
             for name in (
                 *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "AUTHOR", "SORT_KEY", "PRIMARY_KEY"),
-                *("MAX_CONNECTIONS", "MAX_NEW_TOKENS", "CONNECTOR", "COMPASS"),
+                *("MAX_CONNECTIONS", "MAX_NEW_TOKENS", "CONNECTOR", "COMPASS", "TURKEY"),
                 *("TEXT_KEY", "LABEL_KEYS", "FEATURE_KEY", "INPUT_KEY"),
             )
         ],
