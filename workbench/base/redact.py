@@ -48,10 +48,11 @@ _SECRET_WORDS = frozenset(
 # Ends of words that are written together, as in PGPASS and SSHKEY, and words of their own.
 _SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PASS", "PWD", "KEY")
 _ORDINARY = frozenset(
-    (
-        "KEY PASS TOKEN HOTKEY DONKEY FLUNKEY HOCKEY JOCKEY LACKEY MONKEY TURKEY"
-        " WHISKEY BYPASS COMPASS ENCOMPASS OVERPASS SURPASS TRESPASS UNDERPASS"
-    ).split()
+    [
+        *("KEY", "DONKEY", "FLUNKEY", "HOCKEY", "HOTKEY", "JOCKEY", "LACKEY", "MONKEY", "TURKEY"),
+        *("PASS", "BYPASS", "COMPASS", "ENCOMPASS", "OVERPASS", "SURPASS", "TRESPASS", "UNDERPASS"),
+        *("TOKEN", "WHISKEY"),
+    ]
 )
 _SECRET_LAST = frozenset({"PAT", "URI", "URL", "PROXY"})
 # Names like MAX_TOKENS and SORT_KEY: a count, or the field of a table.
