@@ -602,7 +602,7 @@ def test_a_cancelled_run_waits_no_lease_for_a_first_pod_that_is_silent(tmp_path:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     state = begin(sim, [(5.0, silence(0)), (20.0, cancel)]).run()
     # The files of rank 0 are on the silent pod.
-    assert (sim.wrong, state) == ([], "failed")
+    assert (sim.wrong, state) == ([], "cancelled")
     assert sim.now < BEGIN_S + 5.0 + sim.lease_s
 
 

@@ -647,16 +647,18 @@ def test_a_run_whose_ranks_failed_stays_failed_when_its_results_are_fetched(
     assert read_json(sim.paths.result)["state"] == "failed"
 
 
-def test_a_cancelled_run_without_results_stays_no_success_when_they_are_fetched(
+def test_a_cancelled_run_is_cancelled_also_if_its_results_are_fetched_later(
     tmp_path: Path,
 ) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     sim.unreadable = True
     runner = begin(sim, [(5.0, cancel)])
-    assert runner.run() == "failed"
+    assert runner.run() == "cancelled"
+    assert says(read_json(sim.paths.result)["message"], "the results could not be copied back")
+    assert not any(pod.cleared for pod in sim.pods), "what could not be fetched stays there"
     sim.unreadable = False
     runner.fetch()
-    assert read_json(sim.paths.result)["state"] == "failed"
+    assert read_json(sim.paths.result)["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -541,6 +541,10 @@ class Runner:
                 f"the results could not be copied back: {error}; "
                 "run.fetch() tries again while the cluster exists"
             )
+            if fault is None and self._unwanted and not ledger.all_done:
+                # The run ends as it was asked to.
+                self._brought = PulledOutputs(notes=[why])
+                return Fact()
             if fault is None and isinstance(error, RemoteError):
                 fault = replace(fault_of(context, error), message=why)
             fault = fault or RunFault(kind=type(error).__name__, message=why)
