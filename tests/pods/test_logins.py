@@ -374,13 +374,9 @@ def test_traps_of_a_login_run_to_their_end(
         stream.write(b"asked\n")
         assert stream.read(60) == b"asked\n"
         stream.close()
-        stream = connection.stream(["cat"])
-        stream.write(b"asked\n")
-        assert stream.read(60) == b"asked\n"
-        stream.channel.close()  # as when the connection breaks
         send_file(route_to(own, identity, 300.0), home / ".bashrc", f"{home}/sent", f"{home}/part")
     agents = (home / "agents").read_text().split()
-    assert len(agents) >= 5
+    assert len(agents) >= 4
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))
     until((home / "started").is_file)
 

@@ -18,13 +18,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.sshhosts import NOISE, READS
-from tests.support.poll import until
 from workbench.pods.pod import Pod
 from workbench.pods.ssh import child, openssh
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.login import marked
 from workbench.pods.ssh.openssh import run_over_openssh
 
 NASTY = "a'b\"c!d\\e\n\nf  g * $HOME `x` é \t#~ %s {a,b} \udcff"
@@ -124,29 +122,6 @@ def test_commands_streams_and_files_are_the_same_in_every_shell_amid_any_output(
     # The doctor's own way.
     seen = run_over_openssh(pod, identity, ["sh", "-c", "echo own; exit 3"], timeout_s=180)
     assert (seen.exit_code, seen.out) == (3, "own\n")
-
-
-@pytest.mark.parametrize("shell", AT_END)
-@pytest.mark.parametrize("command", ["cat", "yes"])
-def test_a_trap_that_prints_runs_to_its_end_after_a_cut(
-    tmp_path: Path, shell: str, command: str
-) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    login = login_of(shell, tmp_path / "home", b"Welcome\n")
-    with (tmp_path / "home" / READS[shell]).open("a") as file:
-        show = f"cat {tmp_path}/home/noise"
-        print(AT_END[shell].format(f"{show}; {show} >&2; touch {tmp_path}/over"), file=file)
-    words, marker = marked([command])
-    pipe = subprocess.PIPE
-    with subprocess.Popen(login(words), stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() != marker + b"\n":
-            pass
-        for stream in (process.stdin, process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
-    until((tmp_path / "over").is_file)
 
 
 def test_the_shells_read_the_files_that_print(tmp_path: Path) -> None:

@@ -21,13 +21,9 @@ from workbench.base.words import plain
 # In single quotes: no line break, no quote of that kind, no `!` and no backslash, since csh and
 # fish give these a meaning inside quotes.
 # A command that lists processes shows these words, but not the marker's last line.
-# A word of the login after a cut would end the login before its trap does. So both outputs are then
-# read for a while: a pipe can be opened at its other end.
 _START = (
     "unset PYTHONHOME; base64 </dev/null && echo $1"
-    ' && { eval "$(shift; printf %s "$@" | base64 -d)"; set $1 $?; trap "" PIPE;'
-    " echo $1 end $2 && exit $2; exec 3</dev/stdout 4</dev/stderr;"
-    " timeout 9 cat <&3 >/dev/null & timeout 9 cat <&4 >/dev/null & }"
+    ' && { eval "$(shift; printf %s "$@" | base64 -d)"; set $1 $?; echo $1 end $2; exit $2; }'
 )
 _SIGNALS = range(129, 193)  # what a shell answers for a command that a signal ended
 _LETTERS = 900  # of a word; an old csh takes few more. Divides by four: no word begins with `=`
