@@ -149,13 +149,21 @@ def test_more_keys_than_a_host_takes_need_the_right_ones_name(
     backend.stop()
 
 
+of_root = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon of a user ends otherwise")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("ChrootDirectory /nowhere", sentence("runs no commands", "safely_chroot")),
-        (
+        pytest.param(
+            "ChrootDirectory /nowhere",
+            sentence("runs no commands", "safely_chroot"),
+            marks=of_root,
+        ),
+        pytest.param(
             "ForceCommand sh -c 'kill -9 $PPID'",
             sentence("the host let us in and then ended the connection", "closed by remote host"),
+            marks=of_root,
         ),
         (
             "AuthenticationMethods publickey,keyboard-interactive",

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TextIO
 from workbench.base import entries
 from workbench.base.child import replies
 from workbench.base.errors import ConfigError, require_package
-from workbench.base.files import is_folder
+from workbench.base.files import is_folder, is_there
 from workbench.base.json_values import parse_json
 from workbench.finetune.data.columns import possible_columns
 from workbench.finetune.data.decompress import PACKED, open_rows
@@ -74,7 +74,7 @@ _LOOK = 4096  # letters to search for the first one that is not whitespace
 
 def is_saved(path: Path) -> bool:
     """Return whether a folder is a dataset that `save_to_disk` of `datasets` wrote."""
-    return is_folder(path) and (path / "state.json").is_file()
+    return is_folder(path) and is_there(path / "state.json")
 
 
 def format_of(path: Path) -> str:
