@@ -167,12 +167,7 @@ def _refuse_doubts(turn: Fields) -> None:
 
 
 def _may_mark(name: object) -> bool | None:
-    """Return whether a true value under an unknown name of learning is for it; None: no such name.
-
-    Example:
-        >>> _may_mark("requires_loss"), _may_mark("mask_out"), _may_mark("mood")
-        (True, False, None)
-    """
+    """Return whether a true value under such a name of learning is for it; None: no such name."""
     words = {*words_of(str(name))}
     if not words & _OF_LEARNING:
         return None
