@@ -167,7 +167,7 @@ def _refuse_doubts(turn: Fields) -> None:
 
 
 def _may_mark(name: object) -> bool | None:
-    """Return whether a true value under such a name of learning is for it; None: no such name."""
+    """Return whether a true value under a name asks to learn the turn. None: a name of no mark."""
     words = {*words_of(str(name))}
     if not words & _OF_LEARNING:
         return None
