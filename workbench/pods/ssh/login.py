@@ -142,7 +142,7 @@ def _cause(login: str, exit_code: int | None, said: str) -> str:
         )
     if "not available" in said:
         return "The account has the shell nologin: give it a shell, or name another user."
-    account = shlex.quote(login.rpartition("@")[0])
+    account = shlex.quote(login.rpartition("@")[0] or "ACCOUNT")
     return (
         f"The account's shell may be nologin or false (`getent passwd {account}` there shows the"
         " shell), its key may allow one command only, or its start-up files exit."
