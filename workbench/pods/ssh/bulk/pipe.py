@@ -22,7 +22,7 @@ _SILENCE_S = (
 )
 _HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file
 _LONGEST_LINE = 1 << 20
-_END_S = 1.0
+_END_S = 10.0
 _WORDS = 400
 _SIGNALS = 128  # exit codes above are of ssh itself, or of a command that a signal ended
 
