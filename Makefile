@@ -70,7 +70,7 @@ lab: setup ## Open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quickstart.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
-# The quickstart is run by a test in a browser, from its first cell to its last.
+# A test runs the quickstart in a browser, from its first cell to its last, with fewer steps.
 # Threads of torch that wait for each other sleep. By default they spin, and on a busy machine a
 # generation by two threads then takes ten times its CPU seconds.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \

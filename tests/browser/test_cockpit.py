@@ -14,7 +14,6 @@ from playwright.sync_api import expect
 from tests.browser.conftest import ARTIFACTS, notebook
 from tests.browser.readings import differences, load_records
 from tests.browser.shots import SHORT, take_pictures
-from tests.support import executed
 from tests.support.poll import until
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.process import is_alive
@@ -247,7 +246,11 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
 
 
 def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
+    """All cells in turn; `make quickstart` trains as long as the notebook says."""
     book = nbformat.read(QUICKSTART, as_version=4)
+    (given,) = [cell for cell in book.cells if "parameters" in cell.metadata.get("tags", ())]
+    assert "max_steps = 500" in given.source
+    given.source = given.source.replace("max_steps = 500", "max_steps = 80")
     panel, result = (
         next(i for i, cell in enumerate(book.cells) if each in cell.source)
         for each in ("run.wait()", "display(result")
@@ -257,14 +260,18 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     # JupyterLab goes to the last cell: what happens is to be seen from there.
     for words in ("127.0.0.2", "start, "):
         expect(page.output(panel).get_by_text(words).first).to_be_in_viewport(timeout=300_000)
-    steps = moving_steps(page, panel, 3, 180)
-    assert steps == sorted(steps)
     page.output(panel).locator("svg.wb-plot").first.wait_for()
     page.see(panel, "Processes: all exited", 600)
     page.see(panel, "succeeded", 30)
     page.see(result, "127.0.0.3 slots=1", 60)
     page.wait_idle(60)
-    executed.keep(nbformat.from_dict(page.saved()), QUICKSTART, lab.folder)  # for its page
+    errors = [
+        output
+        for cell in page.saved()["cells"]
+        for output in cell.get("outputs", ())
+        if output["output_type"] == "error"
+    ]
+    assert errors == []
 
 
 def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[int]:

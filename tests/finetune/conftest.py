@@ -17,7 +17,7 @@ PARENT = """
 import gc, importlib, json, os, signal, sys, tempfile, traceback
 gc.disable()
 for line in sys.stdin:
-    module, request = json.loads(line)
+    module, request, env = json.loads(line)
     main = importlib.import_module(module).main
     with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as answer:
         json.dump(request, given)
@@ -25,6 +25,8 @@ for line in sys.stdin:
         if os.fork() == 0:
             try:
                 signal.alarm(600)
+                os.environ.clear()
+                os.environ.update(env)
                 os.dup2(given.fileno(), 0)
                 os.dup2(answer.fileno(), 1)
                 sys.stdin, sys.stdout = open(0), open(1, "w")
@@ -41,9 +43,12 @@ for line in sys.stdin:
 Replies = Callable[..., Iterator[Any]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forked_replies() -> Iterator[Replies]:
-    """A stand-in for `child.replies`, whose own processes each import torch."""
+    """A stand-in for `child.replies`, whose own processes each import torch.
+
+    One process serves a whole session; each fork gets the environment of its request.
+    """
     env = child_environment(**HELPER)
     argv = [sys.executable, "-P", "-W", "ignore", "-c", PARENT]
     with subprocess.Popen(
@@ -53,7 +58,8 @@ def forked_replies() -> Iterator[Replies]:
         assert sent is not None and answered is not None
 
         def replies(module: str, *, request: Mapping[str, Any], **_limits: object) -> Iterator[Any]:
-            sent.write(json.dumps([module, request]) + "\n")
+            env = dict(child_environment(**HELPER))
+            sent.write(json.dumps([module, request, env]) + "\n")
             sent.flush()
             yield json.loads(answered.readline())
 

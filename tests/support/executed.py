@@ -1,6 +1,6 @@
 """A plugin of pytest: keep what nbmake executes in build/notebooks, for the pages of the docs.
 
-The test of the quickstart keeps its notebook too. The notebooks themselves stay without outputs.
+The notebooks themselves stay without outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KeptRun(NotebookRun):
         return result
 
 
-def keep(book: nbformat.NotebookNode, source: Path, folder: Path = ROOT) -> None:
+def keep(book: nbformat.NotebookNode, source: Path) -> None:
     """Write an executed notebook without what is live and without the folder where it ran."""
     book.metadata.pop("widgets", None)
     for cell in book.cells:
@@ -38,7 +38,7 @@ def keep(book: nbformat.NotebookNode, source: Path, folder: Path = ROOT) -> None
     kept = KEPT / source.relative_to(ROOT)
     kept.parent.mkdir(parents=True, exist_ok=True)
     partly = kept.with_suffix(".partly")  # the docs may be built meanwhile
-    partly.write_text(nbformat.writes(book).replace(str(folder), "…"), encoding="utf-8")
+    partly.write_text(nbformat.writes(book).replace(str(ROOT), "…"), encoding="utf-8")
     partly.replace(kept)
 
 

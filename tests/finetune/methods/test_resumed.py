@@ -27,12 +27,12 @@ TEMPLATE = (
 ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
 
 
-def add(plan: Plan, name: str, method: str, **options: Any) -> None:
+def add(plan: Plan, name: str, method: str, *, ranks: int = 2, **options: Any) -> None:
     more = options.pop("more", None)
     given = {"rewards": ["r.py:size"], "method_options": {"num_generations": 4, "beta": 0.1}}
     plan.add(
         name,
-        2,
+        ranks,
         more=more,
         **{
             "method": method,
@@ -79,7 +79,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ran]]:
         for name, count in {"train": 24, "eval": 4}.items():
             rows = [reader.read(as_chats(row), "row") for row in rows_of(method, 0, count)]
             (chats.root / f"{name}.jsonl").write_text("".join(r.to_json() + "\n" for r in rows))
-        add(chats, "chats", method, chat_template=TEMPLATE, max_steps=2, predict_rows=2)
+        add(chats, "chats", method, ranks=1, chat_template=TEMPLATE, max_steps=2, predict_rows=2)
         plans.append(chats)
     done = run_all(*plans, timeout_s=1400)
     return {method: {**done[2 * n], **done[2 * n + 1]} for n, method in enumerate(NAMES)}
