@@ -306,7 +306,7 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
-    with Cluster(LocalPods(), count=2, path=tmp_path / "cluster") as cluster:
+    with Cluster(LocalPods(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
         port = cluster.pods[0].ssh_port
         run = cluster.submit(Script(path=MESH))
         until(lambda: "step 3" in _log(run), 120)

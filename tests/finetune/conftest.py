@@ -64,3 +64,14 @@ def forked_replies() -> Iterator[Replies]:
             yield json.loads(answered.readline())
 
         yield replies
+
+
+@pytest.fixture(scope="session")
+def make_models(forked_replies: Replies) -> Callable[..., None]:
+    """Runs code that makes models, with arguments, as `python -c` would."""
+
+    def make(code: str, *argv: str) -> None:
+        request = {"code": code, "argv": argv}
+        assert [*forked_replies("tests.support.made_models", request=request)] == [True]
+
+    return make

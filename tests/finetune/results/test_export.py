@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,7 +52,9 @@ made.tokenizer.save_pretrained(small)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, make_models: Callable[..., None]
+) -> Iterator[tuple[Run, Run]]:
     """One that trained a whole model, and one that trained adapters on such a model's folder."""
     folder = tmp_path_factory.mktemp("export")
     base = folder / "base"
@@ -77,8 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
         )
         made.append(Run.load(run.paths.root))
     models = [str(run.paths.model) for run in made]
-    command = [sys.executable, "-c", MAKE, *models, str(base), TEMPLATE]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    make_models(MAKE, *models, str(base), TEMPLATE)
     yield made[0], made[1]
     close_all()
 

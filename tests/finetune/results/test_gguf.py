@@ -73,7 +73,9 @@ for name, folder in folders.items():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, make_models: Callable[..., None]
+) -> Iterator[Mapping[str, Run]]:
     """Runs that learned three answers: a whole model, adapters, and turns of a chat."""
     folder = tmp_path_factory.mktemp("gguf")
     jobs = {
@@ -96,7 +98,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]
         made[name] = Run.load(run.paths.root)
     folders = {name: str(run.paths.model) for name, run in made.items()}
     request = json.dumps([QUESTIONS, ANSWERS, TEMPLATE, folders, str(folder / "base")])
-    subprocess.run([sys.executable, "-c", MAKE, request], check=True, timeout=300)
+    make_models(MAKE, request)
     yield made
     close_all()
 

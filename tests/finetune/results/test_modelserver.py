@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,14 +59,15 @@ def make_run(root: Path, technique: str, **options: object) -> RunPaths:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, RunPaths]:
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, make_models: Callable[..., None]
+) -> tuple[RunPaths, RunPaths]:
     folder = tmp_path_factory.mktemp("runs")
     one, other = (
         make_run(folder / "a", "zero1"),
         make_run(folder / "b", "fsdp", model="tiny-llama", prompt="alpaca"),
     )
-    command = [sys.executable, "-c", MAKE, str(one.root), str(other.root)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    make_models(MAKE, str(one.root), str(other.root))
     return one, other
 
 
