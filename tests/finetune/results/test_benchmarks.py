@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -207,9 +208,14 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
     cluster: Cluster, run: FineTuneRun, include: Path, tmp_path: Path
 ) -> None:
     runs = len(cluster.runs)
+    # lm-eval passes over a file that is no YAML, so its task stays unknown. All names in one call:
+    # each looks for unknown names among thousands of lm-eval's own.
+    shutil.copytree(include, tmp_path / "mixed")
+    (tmp_path / "mixed" / "broken.yaml").write_text("task: [")
     with pytest.raises(ConfigError, match="does not know the tasks 'mine_choise'") as refused:
-        run.evaluate(["mine_choise", "mine_write"], include_path=include)
+        run.evaluate(["mine_choise", "mine_broken", "mine_write"], include_path=tmp_path / "mixed")
     assert "nearest: mine_choice" in str(refused.value)
+    assert "'mine_broken'" in str(refused.value)
     assert "'mine_write'" not in str(refused.value)
     with pytest.raises(ConfigError, match="is no folder on this machine"):
         run.evaluate(["mine_choice"], include_path=tmp_path / "absent")
@@ -219,10 +225,6 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
         run.evaluate(["mine_choice"], limit=0)
     with pytest.raises(ConfigError, match="limit is 1, and lm-eval needs a row for each"):
         run.evaluate(["mine_choice"], include_path=include, limit=1)
-    (tmp_path / "broken.yaml").write_text("task: [")
-    # lm-eval passes over a file that is no YAML, so its task stays unknown.
-    with pytest.raises(ConfigError, match="does not know the tasks 'mine_choice'"):
-        run.evaluate(["mine_choice"], include_path=tmp_path)
     assert len(cluster.runs) == runs
 
 
