@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect bench chaos test-matrix pictures notebooks docs docs-notebooks docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint style types doctests collect bench chaos test-matrix pictures notebooks docs docs-notebooks docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,8 +86,8 @@ CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetun
 	keeper lab pods rundir verify) tests/finetune/test_techniques.py \
 	$(addprefix tests/test_,cli.py docs.py gate.py options_page.py places.py shape.py words.py)
 
-check: setup ## Run lint, types and the tests that start no process
-	@$(MAKE) --no-print-directory -j2 lint types
+check: setup ## Run lint but no site, types and the tests that start no process
+	@$(MAKE) --no-print-directory -j2 style types
 	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
 test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones
@@ -120,7 +120,9 @@ test-kubernetes: setup ## Build a Kubernetes control plane and try its pods on i
 test-gpu: setup ## Try every claim that depends on the machine, on its GPUs if any (at most 20 minutes; ONLY="ddp tf32")
 	@$(BIN)/workbench verify $(foreach name,$(ONLY),--only $(name))
 
-lint: setup docs-check
+lint: style docs-check
+
+style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
