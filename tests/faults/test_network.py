@@ -173,9 +173,9 @@ def test_junk_on_the_training_port_disturbs_nobody(world: World, tmp_path: Path)
     run = world.submit("ring.py", "--until", str(end), pods=2)
     until(lambda: "step 4 " in world.log(run, 0) or run.state.is_terminal, 120)
     port = int(run.paths.command.read_text().partition("--master-port ")[2].split()[0].strip("'\""))
-    left_open = [socket.create_connection(("127.0.0.2", port), timeout=10) for _ in range(50)]
+    left_open = [socket.create_connection(("127.0.0.2", port), timeout=300) for _ in range(50)]
     for number in range(40):
-        with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=10) as junk:
+        with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=300) as junk:
             junk.settimeout(1)
             junk.sendall(
                 (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"x" * (1 << 20), bytes(64))[

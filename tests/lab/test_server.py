@@ -57,7 +57,7 @@ def written(server: Server) -> WrittenRun:
 
 def client_of(server: Server, *, token: bool = True) -> Any:
     headers = {"Authorization": f"token {server.token}"} if token else {}
-    return httpx.Client(base_url=server.url, headers=headers, timeout=120.0, trust_env=False)
+    return httpx.Client(base_url=server.url, headers=headers, timeout=300.0, trust_env=False)
 
 
 def path_of(written: WrittenRun) -> str:
@@ -235,7 +235,7 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(
             refused = stranger.request(method, where)
             assert refused.status_code in (302, 403), (method, where)
             assert "train/loss" not in refused.text
-        logged_in = httpx.Client(base_url=server.url, timeout=120.0, trust_env=False)
+        logged_in = httpx.Client(base_url=server.url, timeout=300.0, trust_env=False)
         with logged_in:
             assert logged_in.get(f"?token={server.token}").status_code in (200, 302)
             assert logged_in.get("workbench/api/runs").status_code == 200, "its cookie is a login"

@@ -403,7 +403,7 @@ def building(tmp_path: Path) -> Iterator[Path]:
     child = os.fork()
     if child == 0:
         os.chdir(folder)
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     yield folder
     os.kill(child, 9)

@@ -270,7 +270,7 @@ def test_something_else_on_the_port(launch: Launch) -> None:
         port = web.getsockname()[1]
         pid = os.fork()
         if pid == 0:
-            web.settimeout(120)
+            web.settimeout(300)
             connection, _ = web.accept()
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
@@ -521,7 +521,7 @@ def test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook(
     enter(**{**names, "root": str(tmp_path / "wb")})
     command = re.search("run (chmod .*), or choose", str(error.value))
     assert command is not None
-    subprocess.run(["sh", "-ec", command[1]], check=True, timeout=120)
+    subprocess.run(["sh", "-ec", command[1]], check=True, timeout=300)
     enter(**names)
 
 

@@ -69,7 +69,7 @@ if rank == 0:
         server.settimeout(300)
         print("rank 0 met", server.accept()[0].recv(9).decode(), "at", at[0])
 else:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             socket.create_connection(at, timeout=300).sendall(b"rank 1")
             break
