@@ -77,6 +77,7 @@ def test_descendants_are_found_and_ended_though_they_ignore_term(tmp_path: Path)
         end_all(
             lambda: [p for p in (root, *below, *live_descendants(child.pid)) if p.is_alive()],
             grace_s=0.3,
+            kill_s=300.0,
         )
         == []
     )

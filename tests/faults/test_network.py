@@ -55,6 +55,7 @@ def apart(networks: list[Namespace], tmp_path: Path) -> Iterator[SSHPods]:
             trust={host.address: host.fingerprint for host in hosts},
             python=sys.executable,
             root=str(tmp_path / "root"),
+            connect_timeout_s=60,
         )
 
 
@@ -142,6 +143,7 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(
             ),
             python=place.python,
             root=str(place.root),
+            connect_timeout_s=60,
         )
         with Cluster(backend, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
             end = tmp_path / "end"

@@ -684,6 +684,7 @@ def test_a_jump_host_with_a_certificate_of_its_own_is_named_with_it(
             key=str(site.key),
             known_hosts=str(site.known),
             jump={"address": host.address, "port": host.port, "key": str(key)},
+            connect_timeout_s=60,
         )
     reports: list[str] = []
     told = LaunchContext(
@@ -864,6 +865,7 @@ def test_a_key_in_the_form_pkcs8_is_a_key(
         trust={host.address: host.fingerprint},
         python=site.place.python,
         root=str(site.place.root),
+        connect_timeout_s=60,
     )
     try_login(backend, context, tmp_path)
 

@@ -339,7 +339,7 @@ def of_pods(roots: Collection[str]) -> list[Process]:
 
 
 def end_all(
-    listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 1.0
+    listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 5.0
 ) -> list[Process]:
     """End every listed process: SIGTERM, then SIGKILL after the grace. Repeat until none is listed.
 
