@@ -90,7 +90,7 @@ def test_a_stopped_process_hears_the_stop(agent):
     agent.start("r", "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\n" + SLEEP)
     agent.until_printed("r", "up")
     os.kill(rank_of(agent, "r").pid, signal.SIGSTOP)
-    agent.ask("stop", run="r", grace_s=10)
+    agent.ask("stop", run="r", grace_s=300)
     (rank,) = agent.until_exited("r")["ranks"]
     assert (rank["exit_code"], rank["forced"]) == (7, False)
 
