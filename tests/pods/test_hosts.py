@@ -583,7 +583,7 @@ def test_a_strangers_process_lives_on_and_ours_does_not(
 def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     there: HostsPlace, launch: Launch, made: list[SSHPods]
 ) -> None:
-    launch(2)
+    launch(2, connect_timeout_s=20)  # the end waits so long for the host that is gone
     backend, host = made[-1], there.hosts[0]
     assert [pod.phase for pod in backend.refresh()] == [Phase.RUNNING, Phase.RUNNING]
     host.process.send_signal(signal.SIGSTOP)  # its port stays taken, and nobody answers
@@ -772,7 +772,7 @@ def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> 
 def test_what_a_killed_keeper_left_is_tidied_up(
     there: HostsPlace, launch: Launch, context: LaunchContext
 ) -> None:
-    (pod,) = launch()
+    (pod,) = launch(connect_timeout_s=20)  # its end waits so long for what the others ended
     ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root})
     assert Path(pod.root).is_dir()
     for _ in range(2):  # another process, which knows the backend's JSON form alone
