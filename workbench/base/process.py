@@ -266,8 +266,7 @@ def family_table(roots: Iterable[int]) -> dict[int, Process]:
         if pid in table or (process := look_up(pid)) is None:
             continue
         table[pid] = process
-        # `Path.glob` raises when a process ends meanwhile.
-        for children in glob.glob(f"/proc/{pid}/task/*/children"):  # noqa: PTH207
+        for children in glob.glob(f"/proc/{pid}/task/*/children"):  # noqa: PTH207 (it may end)
             with contextlib.suppress(OSError):
                 waiting.extend(map(int, Path(children).read_bytes().split()))
     return table

@@ -244,7 +244,6 @@ class _Tries:
         tell(done, self.size)
 
     def damaged(self) -> NoReturn:
-        """Have the file carried anew, a few times."""
         self.spoilt += 1
         logger.warning("%s arrived as another file; once more", self.what)
         if self.spoilt > _AGAIN:
