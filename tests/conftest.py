@@ -21,6 +21,8 @@ from tests.support.limits import pytest_runtest_teardown, pytest_timeout_set_tim
 from tests.support.measured import MEASURED
 from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Cluster, LocalPods, PodSpec
+from workbench.pods.doctor import examination
+from workbench.pods.hosts import provision
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 300.0
@@ -143,6 +145,15 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")
     shutil.rmtree(states, ignore_errors=True)
     assert not left, "still running after the tests:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def limits_are_of_a_busy_machine() -> Iterator[None]:
+    """Give hosts the time for an answer that a busy machine takes; silent ones end it sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "_HOST_S", 300.0)
+        patch.setattr(provision, "_REMOVE_S", 300.0)
+        yield
 
 
 @pytest.fixture(autouse=True)

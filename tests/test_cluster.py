@@ -250,7 +250,7 @@ def test_words_of_the_environment_change_no_record(cluster: Cluster, tmp_path: P
 
 def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
     result = cluster.submit(Script(path=MESH, args=["--steps", "5"]), pods=1).wait(
-        60, progress=False
+        300, progress=False
     )
     assert (result.state, result.world_size) == (RunState.SUCCEEDED, 1)
     with pytest.raises(ConfigError, match="has 2"):

@@ -19,7 +19,7 @@ from tests.support.rankpids import pids_of
 from tests.support.sentences import says
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
-from workbench.base.process import rank_log
+from workbench.base.process import find, rank_log
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.events import parse_event
 from workbench.rundir.state import RunState
@@ -468,4 +468,4 @@ def test_a_pod_without_a_rank_ends_when_it_is_told_to(tmp_path: Path) -> None:
     with Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False) as cluster:
         guardian = guardian_of(cluster.pods[0].root)
         os.kill(guardian, signal.SIGTERM)
-        until(lambda: not Path(f"/proc/{guardian}").exists(), why=lambda: "the guardian lives")
+        until(lambda: find(guardian) is None, why=lambda: "the guardian lives")

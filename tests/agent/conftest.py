@@ -20,7 +20,7 @@ from workbench.base.process import Process, look_up
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = (sys.executable, "-m", "workbench.agent")
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 
 
 class PodAgent:

@@ -28,13 +28,13 @@ def made(installs: Installs, folder: Path, log: Path, lines: list[str]) -> Mappi
         "isolated": True,
         "env": {**OFFLINE, "PIP_FIND_LINKS": str(log.parent)},
     }
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while time.monotonic() < until:
         answer = installs.ask("r1", folder, log, request, begin=True)
         if answer["state"] != "busy":
             return answer
         time.sleep(0.05)
-    raise AssertionError("no end in 60 s")
+    raise AssertionError("no end in 300 s")
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from workbench.base.machine.allocator import preloaded
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
     Process,
-    look_up,
+    find,
     of_pods,
     pod_of,
     process_table,
@@ -281,9 +281,9 @@ def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):
     start(agent, "last_words")
     agent.until_printed("r", "up")
     server = server_of(agent)
-    agent.ask("shutdown", grace_s=5)
+    agent.ask("shutdown", grace_s=300)
     assert record(agent) == {"said": "goodbye"}
-    until(lambda: look_up(server.pid) is None, 10)
+    until(lambda: find(server.pid) is None)
 
 
 def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(

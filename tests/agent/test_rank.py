@@ -126,7 +126,7 @@ def test_output_comes_while_the_rank_runs(pods):
     prepare(pods, "r", "sys.stdout.flush(); time.sleep(60)")
     started = rank(pods, "r", RANK="0")
     assert started.stdout.readline().startswith("0|")
-    pods[0].ask("stop", run="r", grace_s=1)
+    pods[0].ask("stop", run="r", grace_s=300)
     started.communicate(timeout=300)
     assert started.returncode == 128 + 15
 

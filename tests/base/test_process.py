@@ -77,6 +77,7 @@ def test_descendants_are_found_and_ended_though_they_ignore_term(tmp_path: Path)
         end_all(
             lambda: [p for p in (root, *below, *live_descendants(child.pid)) if p.is_alive()],
             grace_s=0.3,
+            kill_s=300.0,
         )
         == []
     )
@@ -414,10 +415,32 @@ def test_processes_are_asked_once_then_killed_and_those_left_are_returned(
     monkeypatch.setattr(Process, "send", send)
     left = end_all(lambda: listed, grace_s=1.0, kill_s=0.5)
     assert left == ([one] if ends_on is None else [])
-    assert clock.now_s == pytest.approx(100 + ends_after_s, abs=0.03)
+    assert clock.now_s == pytest.approx(100 + ends_after_s, abs=0.05)
     assert sent.count(signal.SIGTERM) == 1
     if signals is not None:
         assert len(sent) == signals
+
+
+def test_processes_are_killed_however_long_a_listing_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, sent = _Clock(), []
+    listed = [Process(7, 1)]
+
+    def listing() -> list[Process]:
+        clock.now_s += 100.0  # many processes of a busy machine
+        return list(listed)
+
+    def send(_process: Process, number: int) -> bool:
+        sent.append(number)
+        if number == signal.SIGKILL:
+            listed.clear()
+        return True
+
+    monkeypatch.setattr(process, "time", clock)
+    monkeypatch.setattr(Process, "send", send)
+    assert end_all(listing, grace_s=0.0) == []
+    assert sent == [signal.SIGKILL]
 
 
 def test_a_system_without_handles_of_processes_is_signalled_by_pid(

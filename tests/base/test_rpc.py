@@ -21,7 +21,7 @@ from workbench.base.messages.lines import LARGEST, Lines, Pipes, TooLong, from_l
 from workbench.base.messages.rpc import Client, Late, Refused
 from workbench.base.messages.server import Request, Requests, incoming
 
-SOON_S = 30.0  # for what takes no time on an idle machine
+SOON_S = 300.0  # for what takes no time on an idle machine
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

@@ -553,11 +553,11 @@ def _moved(text: str, mounts: dict[str, str]) -> str:
 
 
 def _terminate(pod: Running) -> None:
-    """Ask the container to end, and give it a moment."""
+    """Ask the container to end, and give it the 30 s of Kubernetes."""
     if pod.process is not None:
         pod.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            pod.process.wait(1.0)
+            pod.process.wait(30.0)
 
 
 def kill(pod: Running) -> None:

@@ -69,7 +69,7 @@ class KubernetesPlace(PlaceOnLoop):
         self._end_loop()
 
     def left(self, context: LaunchContext) -> list[str]:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while self._waits_for_collection() and time.monotonic() < deadline:
             time.sleep(0.01)
         return [f"{item['kind']} {item['metadata']['name']}" for item in self.server.live()]
@@ -127,7 +127,7 @@ class KubernetesPlace(PlaceOnLoop):
         self.server.cut(self.server.watches)
         await self._http.__aexit__(None, None, None)
         await self.server.__aexit__(None, None, None)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while left := left_below(str(self.kubelet.folder)):
             assert time.monotonic() < deadline, f"still running on the node: {left}"
             await asyncio.sleep(0.05)

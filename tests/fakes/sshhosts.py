@@ -217,6 +217,7 @@ class HostsPlace:
             "trust": self.trust,
             "python": self.python,
             "root": str(self.root),
+            "connect_timeout_s": 60,  # a busy machine logs in late
         }
 
     def backend(self, **changes: object) -> Place:

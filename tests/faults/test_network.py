@@ -55,6 +55,7 @@ def apart(networks: list[Namespace], tmp_path: Path) -> Iterator[SSHPods]:
             trust={host.address: host.fingerprint for host in hosts},
             python=sys.executable,
             root=str(tmp_path / "root"),
+            connect_timeout_s=60,
         )
 
 
@@ -142,6 +143,7 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(
             ),
             python=place.python,
             root=str(place.root),
+            connect_timeout_s=60,
         )
         with Cluster(backend, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
             end = tmp_path / "end"
@@ -173,9 +175,9 @@ def test_junk_on_the_training_port_disturbs_nobody(world: World, tmp_path: Path)
     run = world.submit("ring.py", "--until", str(end), pods=2)
     until(lambda: "step 4 " in world.log(run, 0) or run.state.is_terminal, 120)
     port = int(run.paths.command.read_text().partition("--master-port ")[2].split()[0].strip("'\""))
-    left_open = [socket.create_connection(("127.0.0.2", port), timeout=10) for _ in range(50)]
+    left_open = [socket.create_connection(("127.0.0.2", port), timeout=300) for _ in range(50)]
     for number in range(40):
-        with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=10) as junk:
+        with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=300) as junk:
             junk.settimeout(1)
             junk.sendall(
                 (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"x" * (1 << 20), bytes(64))[

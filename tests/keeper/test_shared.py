@@ -175,7 +175,13 @@ def hosts(tmp_path: Path) -> Iterator[tuple[SSHPods, Path]]:
         root = str(tmp_path / "root")
         yield (
             SSHPods(
-                addresses, port=port, key=user.key, trust=trust, python=sys.executable, root=root
+                addresses,
+                port=port,
+                key=user.key,
+                trust=trust,
+                python=sys.executable,
+                root=root,
+                connect_timeout_s=60,
             ),
             folder,
         )

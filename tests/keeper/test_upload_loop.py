@@ -240,7 +240,10 @@ def test_after_an_upload_is_abandoned_no_other_begins(
     assert store.put == [2]
 
 
-def test_an_upload_in_time_of_a_cancelled_run_is_kept(store: StubStore, paths: RunPaths) -> None:
+def test_an_upload_in_time_of_a_cancelled_run_is_kept(
+    store: StubStore, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_CANCELLED_S", 300.0)
     uploader = uploader_of(paths, lambda _event: None)
     save(paths, 1)
     store.act = lambda _step: time.sleep(0.6)

@@ -369,9 +369,9 @@ def test_a_pod_is_blamed_while_another_was_heard_within_half_a_lease(
     seen = ledger()
     seen.lost["pod-1"] = "no sign from pod-1 for 30 s"
     half_s = context.spec.cluster.lease_s / 2
-    fault = lost_pod(observed(context), after(seen, half_s - 1.0))
+    fault = lost_pod(observed(context), after(seen, half_s / 2))
     assert (fault.kind, fault.pod, fault.host) == ("pod", "pod-1", B.address)
-    fault = lost_pod(observed(context), after(seen, 2.0))
+    fault = lost_pod(observed(context), after(seen, half_s))
     assert (fault.kind, fault.pod) == ("network", "")
     assert says(fault.message, "no sign from any pod")
 

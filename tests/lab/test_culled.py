@@ -52,7 +52,7 @@ def answering(server: Server, kernel: str) -> list[BlockingKernelClient]:
     client.load_connection_file(str(file))
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=20)
+        client.wait_for_ready(timeout=60)
     except RuntimeError:  # no heartbeat yet
         client.stop_channels()
         return []

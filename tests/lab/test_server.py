@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import random
@@ -57,7 +58,7 @@ def written(server: Server) -> WrittenRun:
 
 def client_of(server: Server, *, token: bool = True) -> Any:
     headers = {"Authorization": f"token {server.token}"} if token else {}
-    return httpx.Client(base_url=server.url, headers=headers, timeout=120.0, trust_env=False)
+    return httpx.Client(base_url=server.url, headers=headers, timeout=300.0, trust_env=False)
 
 
 def path_of(written: WrittenRun) -> str:
@@ -235,7 +236,7 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(
             refused = stranger.request(method, where)
             assert refused.status_code in (302, 403), (method, where)
             assert "train/loss" not in refused.text
-        logged_in = httpx.Client(base_url=server.url, timeout=120.0, trust_env=False)
+        logged_in = httpx.Client(base_url=server.url, timeout=300.0, trust_env=False)
         with logged_in:
             assert logged_in.get(f"?token={server.token}").status_code in (200, 302)
             assert logged_in.get("workbench/api/runs").status_code == 200, "its cookie is a login"
@@ -277,7 +278,7 @@ def listening_processes() -> set[int]:
         if words[3] == "0A"
     }
     pids = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for link in map(Path, glob.glob("/proc/[0-9]*/fd/*")):  # noqa: PTH207  # none raises
         try:
             target = str(link.readlink())
         except OSError:

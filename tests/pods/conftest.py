@@ -115,7 +115,7 @@ def context(tmp_path: Path, identity: Identity) -> LaunchContext:
         cluster_id="test",
         directory=tmp_path,
         public_key=identity.public_key,
-        lease_s=2.0,
+        lease_s=600.0,  # between two logins a busy machine takes its time
         timeout_s=300.0,
     )
 

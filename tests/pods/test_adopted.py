@@ -34,7 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
 
 
 def test_another_keeper_goes_on_there_and_leaves_nothing(place: Platform, tmp_path: Path) -> None:
-    options = {"count": 2, "warm": False, "path": tmp_path / "cluster", "lease_s": 20.0}
+    options = {"count": 2, "warm": False, "path": tmp_path / "cluster", "lease_s": 60.0}
     with Cluster(place.backend(), PodSpec(), **options) as cluster:  # type: ignore[arg-type]
         run, end = counting_until_told(cluster, tmp_path / "adopted")
         kill_keeper(cluster)

@@ -418,11 +418,11 @@ def meet() -> str:
     there = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ["RANK"] == "0":
         with socket.create_server(there) as server:
-            server.settimeout(120)
+            server.settimeout(300)
             with server.accept()[0] as other:
                 other.sendall(b"met")
         return "met"
-    for _ in range(1000):
+    for _ in range(3000):
         try:
             with socket.create_connection(there, timeout=300) as first:
                 return first.recv(3).decode()

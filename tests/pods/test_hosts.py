@@ -25,6 +25,8 @@ from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
 from workbench.agent.site.setup import setup_variables
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.machine.limits import cores
+from workbench.base.machine.seats import gpus_here
 from workbench.base.process import find, live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.bootstrap.machine import free_port
@@ -228,7 +230,7 @@ def test_a_jump_host_is_gone_through_and_checked_too(
             launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
 
 
-def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
+def test_sixteen_hosts_that_will_not_do_are_all_named_within_the_limit(
     there: HostsPlace, launch: Launch, tmp_path: Path
 ) -> None:
     stranger = Identity.create(tmp_path / "stranger")
@@ -249,7 +251,7 @@ def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
             }
         ]
         with pytest.raises(PodError) as caught:
-            launch(16, hosts=hosts)
+            launch(16, hosts=hosts, connect_timeout_s=20)
     words = str(caught.value).splitlines()
     assert words[0] == "16 of 16 hosts are not usable:"
     assert len([line for line in words if "Connection refused" in line]) == 7
@@ -270,7 +272,7 @@ def test_something_else_on_the_port(launch: Launch) -> None:
         port = web.getsockname()[1]
         pid = os.fork()
         if pid == 0:
-            web.settimeout(120)
+            web.settimeout(300)
             connection, _ = web.accept()
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
@@ -434,10 +436,8 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     with pytest.raises(ConfigError) as caught:
         launch(2, PodSpec(gpus=64, cpus=4000, memory_gib=1e6))
     for host in ("127.0.0.2", "127.0.0.3"):
-        assert says(caught.value, "GPUs, {} are asked for", host, 0, 64)
-        assert says(
-            caught.value, "cores, {} are asked for", host, len(os.sched_getaffinity(0)), 4000
-        )
+        assert says(caught.value, "GPUs, {} are asked for", host, len(gpus_here(None)), 64)
+        assert says(caught.value, "cores, {} are asked for", host, f"{cores():g}", 4000)
     assert says(caught.value, "GiB of memory, {} are asked for", "1e+06")
     with pytest.raises(
         ConfigError,
@@ -521,7 +521,7 @@ def test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook(
     enter(**{**names, "root": str(tmp_path / "wb")})
     command = re.search("run (chmod .*), or choose", str(error.value))
     assert command is not None
-    subprocess.run(["sh", "-ec", command[1]], check=True, timeout=120)
+    subprocess.run(["sh", "-ec", command[1]], check=True, timeout=300)
     enter(**names)
 
 
@@ -583,7 +583,7 @@ def test_a_strangers_process_lives_on_and_ours_does_not(
 def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     there: HostsPlace, launch: Launch, made: list[SSHPods]
 ) -> None:
-    launch(2)
+    launch(2, connect_timeout_s=20)  # the end waits so long for the host that is gone
     backend, host = made[-1], there.hosts[0]
     assert [pod.phase for pod in backend.refresh()] == [Phase.RUNNING, Phase.RUNNING]
     host.process.send_signal(signal.SIGSTOP)  # its port stays taken, and nobody answers
@@ -772,7 +772,7 @@ def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> 
 def test_what_a_killed_keeper_left_is_tidied_up(
     there: HostsPlace, launch: Launch, context: LaunchContext
 ) -> None:
-    (pod,) = launch()
+    (pod,) = launch(connect_timeout_s=20)  # its end waits so long for what the others ended
     ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root})
     assert Path(pod.root).is_dir()
     for _ in range(2):  # another process, which knows the backend's JSON form alone
@@ -791,7 +791,7 @@ def test_a_host_behind_a_slow_line_needs_more_time_and_is_never_told_to_have_ref
     with bad_network(far, port, (host.address, host.port), delay_s=1.5):
         options = {"hosts": [f"{far}:{port}"], "trust": {far: host.fingerprint}}
         with pytest.raises(PodError) as caught:
-            launch(1, **options)
+            launch(1, **options, connect_timeout_s=5)
         words = str(caught.value)
         assert "connect_timeout_s=20" in words
         assert "denied" not in words

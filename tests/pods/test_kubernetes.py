@@ -838,7 +838,7 @@ def test_a_pods_root_file_system_cannot_be_written(
         # Without root the kubelet of the tests mounts nothing, and a user may write at home.
         home = [f"{Path.home()}/x"] if os.geteuid() == 0 else []
         for path in ("/etc/x", "/usr/bin/x", *home):
-            refused = connection.run(["touch", path], timeout_s=120)
+            refused = connection.run(["touch", path], timeout_s=300)
             assert (
                 "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr
             ), path
@@ -849,7 +849,7 @@ def test_a_pods_root_file_system_cannot_be_written(
         assert connection.run(
             [launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=300
         ).stdout.startswith(launched.pods[0].root)
-        assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=120).exit_code == 0
+        assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=300).exit_code == 0
 
 
 def test_the_notebooks_own_pod_owns_the_first(

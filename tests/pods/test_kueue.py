@@ -123,6 +123,7 @@ def test_pods_that_kueue_keeps_are_named_until_they_are_gone(
     with pytest.raises(BackendError, match=kept):
         remove_left(backend.to_dict(), context.directory)
     place.server.kueue = True
+    monkeypatch.setattr(session, "_GONE_S", 300.0)
     remove_left(backend.to_dict(), context.directory)
     until(lambda: place.left(context) == [])
 

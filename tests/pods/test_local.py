@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -146,6 +147,21 @@ def test_a_port_in_use_names_address_port_and_holder(context: LaunchContext) -> 
     ):
         LocalPods(port=everywhere.getsockname()[1]).launch(PodSpec(), 1, context)
     assert children() == []
+
+
+def test_the_holder_of_a_port_is_found_while_other_processes_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.scandir
+
+    def scandir(path: object = ".") -> object:
+        if str(path).endswith("/fd") and str(os.getpid()) not in str(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return real(path)  # type: ignore[call-overload]
+
+    with socket.create_server(("127.0.0.3", 0)) as taken:
+        monkeypatch.setattr(os, "scandir", scandir)
+        assert port_holder("127.0.0.3", taken.getsockname()[1]) == os.getpid()
 
 
 def test_a_port_taken_between_look_and_use(
@@ -324,7 +340,7 @@ def test_a_killed_worker_takes_its_daemon_along_and_is_seen(
     until(lambda: local.refresh()[1].phase is Phase.FAILED, 2.0)
     assert "pod-1 was killed by SIGKILL" in local.refresh()[1].message
     assert local.refresh()[0].phase is Phase.RUNNING
-    assert on_pods(pods[1:]) == []
+    until(lambda: on_pods(pods[1:]) == [])
     local.stop()
     assert children() == []
 

@@ -154,7 +154,7 @@ def try_files(pod: Pod, identity: Identity, folder: Path) -> None:
         assert connection.run(["cat"], stdin=b"in").stdout == "in"
         stream = connection.stream(["cat"])
         stream.write(b"asked\n")
-        assert stream.read(60) == b"asked\n"
+        assert stream.read(300) == b"asked\n"
         stream.close()
         connection.put_bytes(data, there)
         assert connection.size(there) == len(data)
@@ -286,7 +286,7 @@ def test_a_stream_through_a_login_that_runs_nothing_says_so(
         with pytest.raises(RemoteError, match=r"runs no commands.*nologin"):
             connection.run(["true"])
         with pytest.raises(ConnectionError, match=r"runs no commands.*nologin"):
-            connection.stream(["cat"]).read(60)
+            connection.stream(["cat"]).read(300)
     identity.pin([replace(pod, user="exits")])
     route = route_to(replace(pod, user="exits"), identity, 60.0)
     with pytest.raises(RemoteError, match=r"runs no commands.*exit code 0"):
@@ -376,7 +376,7 @@ def test_traps_of_a_login_run_to_their_end(
         assert connection.run(["sh", "-c", "exit 3"]).exit_code == 3
         stream = connection.stream(["cat"])
         stream.write(b"asked\n")
-        assert stream.read(60) == b"asked\n"
+        assert stream.read(300) == b"asked\n"
         stream.close()
         send_file(route_to(own, identity, 300.0), home / ".bashrc", f"{home}/sent", f"{home}/part")
     agents = (home / "agents").read_text().split()
@@ -394,6 +394,6 @@ def test_a_command_ends_with_the_connection(
     with SSHConnection(late, identity) as connection:
         stream = connection.stream(["cat"])
         stream.write(b"asked\n")
-        assert stream.read(60) == b"asked\n"
+        assert stream.read(300) == b"asked\n"
     home = there.host.folder.parent / "homes" / "late"
     until(lambda: with_mark("HOME", [str(home)]) == [])

@@ -104,6 +104,7 @@ def test_three_hosts_with_networks_of_their_own_exchange(
             trust={host.address: host.fingerprint for host in hosts},
             python=sys.executable,
             root=str(tmp_path / "root"),
+            connect_timeout_s=60,
         )
         with Cluster(backend, PodSpec(), count=3, path=tmp_path / "cluster", warm=False) as cluster:
             run = cluster.submit(Script(path=str(RING)))
@@ -124,7 +125,9 @@ import sys
 from workbench import Cluster, PodSpec, Script, SSHPods
 names, key, root, folder, script, *marks = sys.argv[1:]
 names = names.split(",")
-place = SSHPods(names, key=key, trust=dict(zip(names, marks)), python=sys.executable, root=root)
+trust = dict(zip(names, marks))
+own = {"python": sys.executable, "root": root, "connect_timeout_s": 60}
+place = SSHPods(names, key=key, trust=trust, **own)
 with Cluster(place, PodSpec(), count=2, path=folder, warm=False) as cluster:
     for pod in cluster.doctor().hosts:
         print(*(finding.detail for finding in pod.findings if finding.check == "address"))

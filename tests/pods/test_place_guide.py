@@ -142,7 +142,7 @@ def test_lost_pods_stay_lost_where_a_place_does_not_replace_them(
 def test_another_keeper_continues_and_a_close_after_its_death_leaves_nothing(
     place: Platform, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"count": 2, "warm": False, "lease_s": 20.0}
+    options: dict[str, Any] = {"count": 2, "warm": False, "lease_s": 60.0}
     cluster = Cluster(place.backend(), PodSpec(), path=tmp_path / "cluster", **options).start()
     try:
         assert cluster.spec.is_local
@@ -172,7 +172,7 @@ def test_another_keeper_continues_and_a_close_after_its_death_leaves_nothing(
 
 @pytest.mark.slow
 def test_pods_whose_keeper_died_end_by_their_lease(place: Platform, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"count": 2, "warm": False, "lease_s": 3.0}
+    options: dict[str, Any] = {"count": 2, "warm": False, "lease_s": 10.0}
     cluster = Cluster(place.backend(), PodSpec(), path=tmp_path / "cluster", **options).start()
     try:
         pods = cluster.pods

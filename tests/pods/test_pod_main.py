@@ -40,7 +40,7 @@ def arguments(tmp_path: Path, identity: Identity) -> list[str]:
         "--secret": secret,
         "--slots": 1,
     }
-    flags |= {"--port": free_port([ADDRESS]), "--lease-s": 1, "--wait-s": 30}
+    flags |= {"--port": free_port([ADDRESS]), "--lease-s": 1, "--wait-s": 300}
     return [str(word) for pair in flags.items() for word in pair]
 
 

@@ -328,7 +328,7 @@ def test_a_false_rendezvous_is_recognised(pods: list[Pod], pool: ThreadPoolExecu
     """It takes the report without a word against it, but cannot prove the token."""
     seen = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(120)
+        listener.settimeout(300)
 
         def impostor() -> None:
             connection, _ = listener.accept()
@@ -342,7 +342,7 @@ def test_a_false_rendezvous_is_recognised(pods: list[Pod], pool: ThreadPoolExecu
         with pytest.raises(
             PodError, match=sentence("is not proven to be the rendezvous of the cluster")
         ):
-            register("127.0.0.1", listener.getsockname()[1], token, pods[0], timeout_s=120)
+            register("127.0.0.1", listener.getsockname()[1], token, pods[0], timeout_s=300)
         done.result(300)
     assert token not in seen[0]
     assert token.hex().encode() not in seen[0]
@@ -399,10 +399,10 @@ def storm(pods: list[Pod], pool: ThreadPoolExecutor, count: int) -> None:
         for connection in idle[::2]:
             connection.sendall(b'{"half a mess')
         thrower = subprocess.Popen([sys.executable, __file__, str(place.port), str(count)])
-        for future in [pool.submit(send, place, pod, timeout_s=60) for pod in pods[:2]]:
+        for future in [pool.submit(send, place, pod, timeout_s=300) for pod in pods[:2]]:
             future.result(300)
         assert thrower.wait(400) == 0
-        send(place, pods[2], timeout_s=60)
+        send(place, pods[2], timeout_s=300)
         assert [pod.name for pod in waiting.result(300)] == NAMES
         for connection in idle:
             connection.close()
@@ -457,7 +457,7 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(
             "from workbench.pods.rendezvous.listener import decode_report;"
             "register('127.0.0.1', int(sys.argv[1]), "
             "bytes.fromhex(Path(sys.argv[2]).read_text()), decode_report(sys.argv[3]), "
-            "timeout_s=120)"
+            "timeout_s=300)"
         )
         argv = [
             sys.executable,

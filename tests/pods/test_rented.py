@@ -69,7 +69,7 @@ if rank == 0:
         server.settimeout(300)
         print("rank 0 met", server.accept()[0].recv(9).decode(), "at", at[0])
 else:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             socket.create_connection(at, timeout=300).sendall(b"rank 1")
             break
@@ -236,7 +236,7 @@ def test_inside_a_dstack_run_its_hostfile_and_configuration_do(
     form = [INSIDE.format(address=h.address, port=h.port, key=rented.user.key) for h in nodes]
     (tmp_path / "config").write_text("".join(form))
     (tmp_path / "hostfile").write_text("".join(f"{host.address} slots=8\n" for host in nodes))
-    scan = ["ssh-keyscan", "-t", "ed25519", "-p", str(nodes[0].port)]
+    scan = ["ssh-keyscan", "-T", "300", "-t", "ed25519", "-p", str(nodes[0].port)]
     scan += [host.address for host in nodes]
     keys = subprocess.run(scan, check=True, capture_output=True, text=True, timeout=300).stdout
     (tmp_path / "known_hosts").write_text(keys)
@@ -246,6 +246,7 @@ def test_inside_a_dstack_run_its_hostfile_and_configuration_do(
         known_hosts=str(tmp_path / "known_hosts"),
         python=rented.python,
         root=str(rented.root),
+        connect_timeout_s=60,
     )
     pods = launched(backend, context)
     assert [(pod.address, pod.ssh_port, pod.slots) for pod in pods] == [

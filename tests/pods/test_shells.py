@@ -92,11 +92,11 @@ def test_commands_streams_and_files_are_the_same_in_every_shell_amid_any_output(
         # A stream, both ways.
         stream = connection.stream(["cat"])
         stream.write(b"asked\n")
-        assert stream.read(60) == b"asked\n"
+        assert stream.read(300) == b"asked\n"
         stream.write(BYTES)
         come = b""
         while len(come) < len(BYTES):
-            come += stream.read(60)
+            come += stream.read(300)
         assert come == BYTES
         stream.close()
 
@@ -120,7 +120,7 @@ def test_commands_streams_and_files_are_the_same_in_every_shell_amid_any_output(
     assert (tmp_path / "again").read_bytes() == BYTES
 
     # The doctor's own way.
-    seen = run_over_openssh(pod, identity, ["sh", "-c", "echo own; exit 3"], timeout_s=180)
+    seen = run_over_openssh(pod, identity, ["sh", "-c", "echo own; exit 3"], timeout_s=300)
     assert (seen.exit_code, seen.out) == (3, "own\n")
 
 

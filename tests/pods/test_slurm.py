@@ -19,6 +19,7 @@ import workbench
 import workbench.places
 from tests.fakes.slurmplace import SlurmPlace
 from tests.pods.test_contract import meet
+from tests.support.hurried import HurriedClock
 from tests.support.poll import until
 from tests.support.sentences import says, sentence
 from tests.support.takeover import counting, printed
@@ -33,6 +34,7 @@ from workbench.pods.bootstrap.worker import _completed
 from workbench.pods.notes import read_note, write_note
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.rendezvous import listener
 from workbench.pods.slurm import commands, worker
 from workbench.pods.slurm.container import Container, Runner
 from workbench.pods.slurm.job import sbatch_options, script
@@ -113,21 +115,28 @@ def test_a_job_that_slurm_will_never_start_is_refused_at_once(
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_job_in_the_queue_says_why_it_waits(
-    place: SlurmPlace, context: LaunchContext, filled: str
+    place: SlurmPlace, context: LaunchContext, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     awaited: list[str] = []
     backend = place.backend()
+    clock = HurriedClock()
+    monkeypatch.setattr(listener, "time", clock)
+
+    def report(line: str) -> None:
+        told.append(line)
+        if QUEUED.search(line):
+            clock.ahead_s = 2 * context.timeout_s
+
     listening = replace(
         context,
-        timeout_s=3.0,
-        report=told.append,
+        report=report,
         arrived=lambda pods: awaited.extend(pod.message for pod in pods),
     )
     with pytest.raises(PodTimeout) as caught:
         backend.launch(PodSpec(), 2, listening)
     assert QUEUED.search(str(caught.value))
-    assert "start_timeout_s=30" in str(caught.value)
+    assert "start_timeout_s=3000" in str(caught.value)
     assert any(map(QUEUED.search, told))
     assert any(map(QUEUED.search, awaited))
     assert place.left(context) == [filled], "another job must live on"

@@ -74,7 +74,7 @@ daemon.config()
 print(daemon.host_key, guardian.installed_versions())
 """
     argv = [sys.executable, "-I", "-S", "-c", program]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ssh-ed25519 ")
 

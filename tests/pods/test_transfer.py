@@ -330,10 +330,10 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         "import os\nprint('@m', flush=True)\nwhile True: os.write(1, b'x' * 65536)",
     ]
     with (
-        pipe.Pipe(endless, b"@m", "pod-0", "pod-0") as line,
         pytest.raises(
             pipe.Broken, match=sentence("it sent a line of more than {} bytes", "1,048,576")
         ),
+        pipe.Pipe(endless, b"@m", "pod-0", "pod-0") as line,
     ):
         line.readline()
     monkeypatch.setattr(pipe, "_HASHED_S", 1.0)
@@ -343,8 +343,8 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         "import os, time\nprint('@m')\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
     ]
     with (
-        pipe.Pipe(slow, b"@m", "pod-0", "pod-0") as line,
         pytest.raises(pipe.Broken, match=sentence("no whole line came for {} s", 1)),
+        pipe.Pipe(slow, b"@m", "pod-0", "pod-0") as line,
     ):
         line.readline()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-LEAST_S = 300.0  # of every wait: a busy machine takes many times as long as an idle one
+LEAST_S = 600.0  # of every wait: a busy machine takes many times as long as an idle one
 
 
 def until(

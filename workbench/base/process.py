@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import os
 import resource
 import signal
@@ -265,9 +266,9 @@ def family_table(roots: Iterable[int]) -> dict[int, Process]:
         if pid in table or (process := look_up(pid)) is None:
             continue
         table[pid] = process
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for children in glob.glob(f"/proc/{pid}/task/*/children"):  # noqa: PTH207 (it may end)
             with contextlib.suppress(OSError):
-                waiting.extend(map(int, children.read_bytes().split()))
+                waiting.extend(map(int, Path(children).read_bytes().split()))
     return table
 
 
@@ -339,21 +340,23 @@ def of_pods(roots: Collection[str]) -> list[Process]:
 
 
 def end_all(
-    listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 1.0
+    listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 5.0
 ) -> list[Process]:
     """End every listed process: SIGTERM, then SIGKILL after the grace. Repeat until none is listed.
 
-    Returns the processes left after the grace and `kill_s`.
+    Returns the processes left `kill_s` after the first SIGKILL.
     """
     asked: set[Process] = set()
     start_s = time.monotonic()
+    killed_s = float("inf")
     while left := list(listing()):
-        waited_s = time.monotonic() - start_s
-        if waited_s > grace_s + kill_s:
+        now_s = time.monotonic()
+        if now_s - killed_s > kill_s:
             return left
         for process in left:
-            if waited_s >= grace_s:
+            if now_s - start_s >= grace_s:
                 process.send(signal.SIGKILL)
+                killed_s = min(killed_s, now_s)
             elif process not in asked:
                 process.send(signal.SIGTERM)
                 asked.add(process)

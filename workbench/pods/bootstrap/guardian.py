@@ -60,7 +60,7 @@ NOTE = "guardian.json"
 _HEIR = "heir"
 _NOBODY = "nobody"
 _GRACE_S = 2.0
-_SSHD_START_S = 10.0
+_SSHD_START_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

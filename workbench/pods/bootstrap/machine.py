@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import ipaddress
 import os
 import random
@@ -65,10 +66,11 @@ def check_free(addresses: Sequence[str], port: int) -> None:
 def port_holder(address: str, port: int) -> int | None:
     """Return the pid of the listening process; None if there is none or it is hidden (Linux)."""
     inodes = set(_listening_inodes(address, port))
-    for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
+    # `Path.glob` raises when a process ends.
+    for link in glob.iglob("/proc/[0-9]*/fd/*") if inodes else ():  # noqa: PTH207
         with contextlib.suppress(OSError):
-            if str(link.readlink()) in inodes:
-                return int(link.parts[2])
+            if os.readlink(link) in inodes:  # noqa: PTH115
+                return int(link.split("/")[2])
     return None
 
 

@@ -64,7 +64,7 @@ _HIDDEN = re.compile(
 )
 _MESSAGE = Path("/dev/termination-log")  # where Kubernetes looks for a container's message
 _ACCOUNT_NAME = "pod"
-_LISTEN_S = 10.0
+_LISTEN_S = 60.0
 _LOOK_S = 1.0
 LATE_S = 5.0
 """Delay of a check, in seconds, from which the machine is taken to have slept or been frozen."""

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from workbench.pods.ssh.login import NoCommand, Output, why_no_command
 
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
-_SILENCE_S = (
-    60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
-)
+_SILENCE_S = 60.0  # of a far side that hangs; ssh itself gives a silent network up after 12 s
 _HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file
 _LONGEST_LINE = 1 << 20
 _END_S = 10.0
+_CUT_S = 1.0
 _WORDS = 400
 _SIGNALS = 128  # exit codes above are of ssh itself, or of a command that a signal ended
 
@@ -61,14 +60,14 @@ class Pipe:
     def __enter__(self) -> Pipe:
         return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_exc: object) -> None:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a trap of the login is not cut
-            process.wait(_END_S)
+            process.wait(_END_S if failure is None else _CUT_S)
         process.kill()
         process.wait()
         process.stdout.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import gate
@@ -140,7 +140,7 @@ def fetch_file(
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
     tries = _Tries(route, remote, f"{what} on {route.name}", f"what has come is in {part}")
 
-    def once() -> str | None:
+    def once() -> str:
         with (
             _far_end(route, "send", remote, str(_size(part)), *names) as pipe,
             open_to_append(part, part.parent) as file,
@@ -149,9 +149,8 @@ def fetch_file(
             digest = _digest_of(part)
             is_same = header.get("prefix") == digest.hexdigest()
             if header.get("offset") != _size(part) or not is_same:
-                tries.damaged()
                 file.truncate(0)
-                return None
+                tries.damaged()
             tries.size = _number(header, "size", route)
             tries.see(_size(part), tell)
             # A sparse file may be larger than any disk, and a full disk harms other runs.
@@ -164,9 +163,8 @@ def fetch_file(
                 tries.see(tries.done + len(piece), tell)
             end = _read_message(pipe, route)
             if end.get("sha256") != digest.hexdigest():
-                tries.damaged()
                 file.truncate(0)
-                return None
+                tries.damaged()
         gate.move(part, local, local.parent)
         return digest.hexdigest()
 
@@ -191,7 +189,7 @@ def send_file(
         route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there"
     )
 
-    def once() -> str | None:
+    def once() -> str:
         with (
             _far_end(route, "receive", remote, part) as pipe,
             gate.open_record(local) as file,
@@ -222,7 +220,6 @@ def send_file(
             end = _read_message(pipe, route)
             if end.get("sha256") != digest.hexdigest():
                 tries.damaged()
-                return None
         return digest.hexdigest()
 
     return tries.until_whole(once)
@@ -246,7 +243,7 @@ class _Tries:
         self.done = done
         tell(done, self.size)
 
-    def damaged(self) -> None:
+    def damaged(self) -> NoReturn:
         self.spoilt += 1
         logger.warning("%s arrived as another file; once more", self.what)
         if self.spoilt > _AGAIN:
@@ -257,16 +254,16 @@ class _Tries:
                 f"{message}; look for a failing disk or memory on either side", host=self.route.host
             )
         self.done = 0
+        self.moved_at = time.monotonic()
+        raise Broken("it arrived as another file")
 
-    def until_whole(self, once: Callable[[], str | None]) -> str:
+    def until_whole(self, once: Callable[[], str]) -> str:
         pause_s = _PAUSE_S
         while True:
             self.count += 1
             began = self.done
             try:
-                digest = once()
-                if digest is not None:
-                    return digest
+                return once()
             except Broken as error:
                 logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
                 silent_s = time.monotonic() - self.moved_at
