@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.poll import until
 from tests.support.sentences import says
+from workbench.agent.machine import resident
+from workbench.agent.probe.examine import process_gib
 from workbench.agent.supervisor import Agent
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
@@ -157,6 +159,14 @@ def record(agent, run: str = "r", rank: int = 0) -> dict:
 
 def until_ready(agent) -> None:
     until(lambda: agent.ask("hello")["warm"] == "ready")
+
+
+def test_a_pod_measures_an_idle_process_when_its_imports_are_done(warm):
+    assert process_gib(warm.root / "nowhere") is None
+    until(lambda: process_gib(warm.root))
+    idle_gib = resident(server_of(warm).pid).bytes / 2**30
+    # A fork shows the pages that the fork has touched, its importer all pages of the imports.
+    assert process_gib(warm.root) >= 0.5 * idle_gib
 
 
 def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):

@@ -52,6 +52,15 @@ def row(
     )
 
 
+def test_a_plan_states_whether_the_size_of_a_process_was_measured() -> None:
+    assumed = to_text(plan_doc(table(row("ddp", 3.0, "fits"))))
+    assert "assumed: 0.57 GiB a process. cluster.plan(job) takes a measured size" in assumed
+    measured = to_text(plan_doc(replace(table(row("ddp", 3.0, "fits")), process_gib=0.5)))
+    assert "0.50 GiB a process, as these pods measured before any model" in measured
+    on_gpu = to_text(plan_doc(table(row("ddp", 3.0, "fits"), gpu=80.0)))
+    assert "1 GiB of CUDA context and NCCL a GPU, and 1.9 GiB a process" in on_gpu
+
+
 LARGE = (
     row("ddp", 3.0, "fits", best=True),
     row("zero1", 3.9, "tight"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import pytest
 
 from workbench import FineTune
+from workbench.base.record import Record
 from workbench.finetune.job.views import FineTuneViews
+from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.registry import METHODS
+from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.changes import marked
+from workbench.finetune.options.optimizers import LionOptions, MuonOptions
+from workbench.finetune.options.training import ALLOWED
 
 # Options that leave the meaning of the loss, and the rows and tokens of a row, as they are.
 NEITHER = {
@@ -41,7 +48,6 @@ NEITHER = {
     "checkpoint_policy",
     "attn_implementation",
     "torch_compile",
-    "training",
     "eval_strategy",
     "eval_steps",
     "metrics",
@@ -75,6 +81,27 @@ OWN_COLUMNS = {
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
 }
+# Each TrainingArgument in `training` states what the argument changes.
+BY_ARGUMENT = {"training"}
+# Fields of the options that are objects. The options of a method change the loss as a whole.
+NEITHER_INSIDE: Mapping[type[Record], set[str]] = {
+    Lora: {
+        "r",
+        "alpha",
+        "dropout",
+        "use_rslora",
+        "use_dora",
+        "bias",
+        "target_modules",
+        "target_parameters",
+        "modules_to_save",
+        "resume_from",
+    },
+    Fsdp: {"shard", "layers", "layer_parameters", "group", "prefetch", "reduce_in_fp32", "offload"},
+    LocalSgd: {"sync_steps", "outer_learning_rate", "outer_momentum"},
+    LionOptions: {"beta1", "beta2"},
+    MuonOptions: {"momentum", "adjust_lr_fn", "adam_learning_rate"},
+}
 
 
 def test_every_option_is_classified_once() -> None:
@@ -84,6 +111,7 @@ def test_every_option_is_classified_once() -> None:
         {*marked(fields, "work")},
         NEITHER,
         OWN_COLUMNS,
+        BY_ARGUMENT,
     ]
     for one, other in combinations(classes, 2):
         assert not one & other
@@ -91,6 +119,33 @@ def test_every_option_is_classified_once() -> None:
     unclassified = fields.keys() - every
     assert not unclassified, "mark a new option with `Changes`, or name it in a list here"
     assert every == fields.keys()
+
+
+@pytest.mark.parametrize("options", NEITHER_INSIDE)
+def test_every_field_of_an_object_is_classified(options: type[Record]) -> None:
+    assert options.model_fields.keys() == NEITHER_INSIDE[options]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_of_a_method_changes_the_loss(method: Method) -> None:
+    options = {**PLAIN, "method": method.name}
+    for name in method.options.model_fields:
+        changed = {**options, "method_options": {name: 0.7}}
+        assert FineTuneViews.loss_facts(changed) != FineTuneViews.loss_facts(options)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_training_argument_changes_what_it_states(name: str) -> None:
+    changed = {**PLAIN, "training": {name: 5}}
+    facts = [FineTuneViews.loss_facts(changed), FineTuneViews.work_facts(changed)]
+    plain = [FineTuneViews.loss_facts(PLAIN), FineTuneViews.work_facts(PLAIN)]
+    differs = [one != other for one, other in zip(facts, plain, strict=True)]
+    assert differs == [ALLOWED[name] == "loss", ALLOWED[name] == "work"]
+    is_same_group = (
+        FineTuneViews.table_columns(changed)["sequence"]
+        == (FineTuneViews.table_columns(PLAIN)["sequence"])
+    )
+    assert is_same_group == (ALLOWED[name] is None)
 
 
 PLAIN = FineTune(model="tiny-llama", max_source_length=64, max_target_length=64).to_dict()

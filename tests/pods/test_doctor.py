@@ -144,12 +144,12 @@ def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
     gpu_gib, memory_gib = limits(gpus)  # type: ignore[arg-type]
     assert gpu_gib == 40.0 and memory_gib is not None and 0 < memory_gib <= whole
     assert limits([])[0] is None
-    facts = json.dumps({**GOOD, "gpu_gib": gpu_gib, "memory_limit_gib": 48.5})
+    facts = json.dumps({**GOOD, "gpu_gib": gpu_gib, "memory_limit_gib": 48.5, "process_gib": 0.5})
     seen = CommandResult(
         reached=True, exit_code=0, out=facts, words="", began_s=1000.0, ended_s=1001.0
     )
     report = judge_result(seen, POD, PodSpec(gpus=2), HERE)
-    assert (report.gpu_gib, report.memory_limit_gib) == (40.0, 48.5)
+    assert (report.gpu_gib, report.memory_limit_gib, report.process_gib) == (40.0, 48.5, 0.5)
     lost = judge_result(replace(seen, out="", exit_code=255, reached=False), POD, PodSpec(), HERE)
     assert (lost.gpu_gib, lost.memory_limit_gib) == (None, None)
 

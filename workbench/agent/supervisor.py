@@ -233,6 +233,7 @@ class Agent:
             "lease_s": self.lease_s,
             "replaced": self.replaced,
             "warm": self.warm.state,
+            "process_bytes": self.warm.process_bytes,
             "runs": list(self._runs),
         }
 

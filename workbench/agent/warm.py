@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.agent.imports import chosen_modules, import_for_forks, is_ours
+from workbench.agent.machine import resident
 from workbench.agent.ranks import stacks
 from workbench.base import entries
 from workbench.base.machine.allocator import keep_from_children
@@ -37,7 +38,7 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     keep_from_children()
-    _import_all(link)
+    _import_all(link, os.getpid())
     while data := link.recv(_MESSAGE_BYTES):
         request = json.loads(data)
         if _fork(link, request):
@@ -47,7 +48,7 @@ def main() -> None:
 def serve_forked(link: socket.socket) -> None:
     """Serve in a fork of the fork server. As the ranks' parent, report their ends to the agent."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-    _import_all(link)
+    _import_all(link, os.getppid())
     # The signal only wakes the loop. A handler that did the work could run amid the same work.
     woken, wake = socket.socketpair()
     woken.setblocking(False)
@@ -111,7 +112,7 @@ def import_ours() -> None:
     _import([entries.WARM_SERVER, *ours], ())
 
 
-def _import_all(link: socket.socket) -> None:
+def _import_all(link: socket.socket, importer: int) -> None:
     began = time.monotonic()
     modules, late = chosen_modules()
     _import(modules, late)
@@ -120,6 +121,8 @@ def _import_all(link: socket.socket) -> None:
         "state": "ready",
         "took_s": round(took_s, 3),
         "pid": os.getpid(),
+        # A fork has touched few of the pages of its importer.
+        "process_bytes": resident(importer).bytes,
     }
     _send(link, ready)
 

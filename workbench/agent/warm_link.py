@@ -59,6 +59,7 @@ class WarmLink:
         self.pid: int | None = None
         self.process: Process | None = None
         self.forked = False
+        self.process_bytes = 0
         self._ending = False
         self._ranks: set[int] = set()
         self._ended: list[tuple[int, int]] = []
@@ -215,6 +216,7 @@ class WarmLink:
                     "forked" if self.forked else "ready",
                     message["took_s"],
                 )
+                self.process_bytes = message["process_bytes"]
                 self._was_ready = True
                 self.state = "ready"
                 self.pid = message["pid"] if self.forked else self.pid

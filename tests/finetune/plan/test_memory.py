@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workbench.finetune.plan.memory import Need, host_of, need_of
+from workbench.finetune.plan.memory import CPU_PROCESS_GIB, Need, host_of, need_of
 from workbench.finetune.techniques.sizes import (
     CONTEXT_BYTES,
     Memory,
@@ -68,6 +68,14 @@ def test_the_end_of_the_backward_pass_holds_all_gradients_and_no_activations() -
         communication=4 * 30,
         overhead=CONTEXT_BYTES,
     )
+
+
+def test_a_process_on_cpus_has_its_measured_size_or_the_assumed_one() -> None:
+    cpu = replace(SINGLE, gpu=False)
+    assert need_of(cpu, TRACE, 3).host.overhead == CPU_PROCESS_GIB * 2**30
+    measured = need_of(replace(cpu, process_gib=0.25), TRACE, 3)
+    assert measured.host.overhead == 2**28
+    assert measured.host.tensors == need_of(cpu, TRACE, 3).host.tensors
 
 
 def test_a_pair_of_answers_is_two_sequences_and_half_a_sequence_more_is_a_whole_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.support.sentences import says
 from workbench.finetune.plan.trace.trace import prepared_trace, trace
@@ -185,6 +186,23 @@ def test_two_shallow_copies_count_as_the_whole_model(
     shallow, whole = (traced(config, arithmetic, **more, whole=each) for each in (False, True))
     assert shallow["sizes"] == whole["sizes"]
     assert_same_peaks(shallow, whole, arithmetic)
+
+
+@pytest.mark.parametrize("config", [PEGASUS, BLOOM, T5, GEMMA3, DEEPSEEK])
+def test_a_trace_computes_no_first_values_of_weights(
+    config: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pegasus computes every number of its table of positions in Python: 2 million for the large.
+    modules: list[str] = []
+    initialize = PreTrainedModel._initialize_weights
+
+    def initialized(self: Any, module: Any, *rest: Any) -> None:
+        modules.append(type(module).__name__)
+        initialize(self, module, *rest)
+
+    monkeypatch.setattr(PreTrainedModel, "_initialize_weights", initialized)
+    trace(request(config, "bf16"))
+    assert modules == []
 
 
 def test_layers_of_two_kinds_count_as_the_whole_model() -> None:

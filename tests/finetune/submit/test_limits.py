@@ -516,6 +516,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     "no language model": (positions(model_type="vit"), {}, ["config.json", "'vit'"]),
     "scores": (positions(model_type="codegen"), {"method": "reward"}, ["'codegen'", "scores"]),
     "too many layers": (positions(num_hidden_layers=10**7), {}, ["num_hidden_layers = 10000000"]),
+    "too many words": (positions(vocab_size=10**15), {}, ["vocab_size = 1000000000000000"]),
+    "too many keys": (positions(**dict.fromkeys(map(str, range(5000)))), {}, [" keys (4096 at"]),
+    "too many keys inside": (
+        positions(text_config=dict.fromkeys(map(str, range(70_000)))),
+        {},
+        ["70000 keys (65536 at most)"],
+    ),
     "4 bit with lora": (
         quantized(quant_method="bitsandbytes", load_in_4bit=True),
         LORA,

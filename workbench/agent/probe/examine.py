@@ -20,11 +20,14 @@ from workbench.agent.machine import (
 )
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
+from workbench.base.errors import RunError
 from workbench.base.machine.limits import cores, memory_gib, most_memory_gib
+from workbench.base.messages.wire import ask
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
 _DRIVER_S = 10.0  # a driver without persistence starts for some seconds
+_AGENT_S = 5.0
 _BUILD_LOCK_S = 30.0  # a build starts a compiler within a second of taking the lock
 
 
@@ -44,6 +47,7 @@ def examine(address: str, folder: Path) -> dict[str, object]:
         "gpu_gib": gpu_gib,
         "memory_gib": memory_gib("MemAvailable"),
         "memory_limit_gib": memory_limit_gib,
+        "process_gib": process_gib(folder),
         "disk": _room(folder),
         "shm": _room(Path("/dev/shm")),
         "cores": cores(),
@@ -55,6 +59,15 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
     """Return the most GPU and host memory that a job can have here, regardless of current use."""
     gpu_gib = [gpu["total_gib"] for gpu in gpus if "total_gib" in gpu]
     return min(gpu_gib, default=None), most_memory_gib()
+
+
+def process_gib(folder: Path) -> float | None:
+    """Return the memory of a process with the imports of a rank. None: no agent measured one."""
+    try:
+        hello = ask(folder / "agent.sock", {"op": "hello"}, timeout_s=_AGENT_S)
+    except RunError:
+        return None
+    return float(hello["process_bytes"]) / _GIB or None
 
 
 def extensions_folder() -> Path:

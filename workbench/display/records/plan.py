@@ -6,6 +6,7 @@ from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.finetune.plan.gpus import GpuTable
+from workbench.finetune.plan.memory import CPU_PROCESS_GIB
 from workbench.finetune.plan.table import PlanRow, PlanTable
 from workbench.finetune.techniques.sizes import Memory
 
@@ -312,8 +313,7 @@ def _method(table: PlanTable) -> list[str]:
     notes.append(
         "Each row is the highest moment of a step: what is 0 is not held at that moment. "
         "Activations and logits are counted on the model's own step at the longest rows; "
-        "the runtime's own is taken as given (1 GiB of CUDA context and NCCL a GPU; a "
-        "process 0.57 GiB, 1.9 with a GPU). Tight means more than nine tenths."
+        f"the runtime's own is {_runtime(table)}. Tight means more than nine tenths."
     )
     if table.gpu_memory_gib:
         notes.append(
@@ -324,14 +324,23 @@ def _method(table: PlanTable) -> list[str]:
         if any(row.technique == "zero3-offload" and row.gpu for row in table.rows):
             notes.append(
                 "In four published runs of zero3-offload, the peak of a GPU was up to 10 % above "
-                "such a plan. A fifth, of T5 3B, held 21 GB beside a plan of 5.5 GiB: its script "
-                "had moved the whole model to the GPU, 10.6 GiB, and 3 to 4 GiB are unexplained."
+                "such a plan. A script that moves the whole model to the GPU holds more, from the "
+                "plan up to the plan with all weights and the gathered weights: 5.5 to 21.4 GiB "
+                "for T5 3B, where 21 GB were published."
             )
         notes.append(
             "On GPUs, torch's allocator holds more than is used, and gives it back before memory "
             "runs out: 4 to 25 % more on an H200. The table leaves this out; the panel counts it."
         )
     return notes
+
+
+def _runtime(table: PlanTable) -> str:
+    if table.gpu_memory_gib:
+        return "assumed: 1 GiB of CUDA context and NCCL a GPU, and 1.9 GiB a process"
+    if table.process_gib:
+        return f"{table.process_gib:.2f} GiB a process, as these pods measured before any model"
+    return f"assumed: {CPU_PROCESS_GIB} GiB a process. cluster.plan(job) takes a measured size"
 
 
 def _stages(table: PlanTable) -> list[str]:

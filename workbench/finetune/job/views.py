@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, number, text, whole
+from workbench.base.json_values import Json, number, part, text, whole
 from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.changes import What, marked
 from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.options.training import ALLOWED
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.views import Forecast, JobViews
 
@@ -153,8 +154,17 @@ class FineTuneViews(JobViews["FineTune"]):
 
 def _facts(options: Json, what: What) -> Mapping[str, object]:
     """Return the values of the options with a mark. A missing option has its default."""
-    facts = marked(FineTuneOptions.model_fields, what)
-    return {name: options.get(name, default) for name, default in facts.items()}
+    return {name: value for name, value, _ in _marked(options, what)}
+
+
+def _marked(options: Json, what: What) -> Iterator[tuple[str, object, object]]:
+    """Yield name, value and default of every option and TrainingArgument with a mark."""
+    for name, default in marked(FineTuneOptions.model_fields, what).items():
+        yield name, options.get(name, default), default
+    arguments = part(options, "training")
+    for name, changed in ALLOWED.items():
+        if changed == what:
+            yield name, arguments.get(name), None
 
 
 def _sequence(options: Json) -> str:
@@ -185,8 +195,7 @@ def _sequence(options: Json) -> str:
 def _other_words(options: Json) -> Iterator[str]:
     """Yield the marked options without words of their own that differ from their defaults."""
     for what in get_args(What):
-        for name, default in marked(FineTuneOptions.model_fields, what).items():
-            value = options.get(name, default)
+        for name, value, default in _marked(options, what):
             if name in _IN_WORDS or value in (default, None, [], {}):
                 continue
             shown = str(value)

@@ -17,8 +17,15 @@ _VERDICTS = {"does not fit": Verdict.BAD, "tight": Verdict.WARNING}
 def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> Diagnosis:
     """Add a finding on the job's memory to every pod of a diagnosis. May take seconds."""
     pods = cluster.count
+    processes_gib = [host.process_gib for host in diagnosis.hosts if host.process_gib]
     try:
-        row = predict(job, pods=pods, gpus=cluster.pods.gpus, ranks=cluster.pods.ranks)
+        row = predict(
+            job,
+            pods=pods,
+            gpus=cluster.pods.gpus,
+            ranks=cluster.pods.ranks,
+            process_gib=max(processes_gib, default=None),
+        )
     except WorkbenchError as error:
         findings = [Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, detail=str(error))] * pods
     else:

@@ -89,6 +89,7 @@ class Cluster(client.Cluster):
             *(host.memory_limit_gib for host in diagnosis.hosts),
         ]
         known_gib = [limit for limit in limits_gib if limit]
+        processes_gib = [host.process_gib for host in diagnosis.hosts if host.process_gib]
         gpus_gib = [host.gpu_gib for host in diagnosis.hosts if host.gpu_gib]
         # The pod with the least memory decides whether the job fits.
         table = plan(
@@ -99,5 +100,6 @@ class Cluster(client.Cluster):
             gpu_memory_gib=min(gpus_gib, default=None),
             memory_gib=min(known_gib, default=None),
             lengths=lengths,
+            process_gib=max(processes_gib, default=None),
         )
         return replace(table, scheduling=more_pods(self.spec))

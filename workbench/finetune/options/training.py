@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.finetune.options.changes import What
 from workbench.finetune.options.renamed_options import ELSEWHERE, OTHERWISE
 
-ALLOWED = frozenset(
-    (
-        "activation_checkpointing_kwargs",
-        "ddp_broadcast_buffers",
-        "ddp_bucket_cap_mb",
-        "ddp_find_unused_parameters",
-        "ddp_static_graph",
-        "full_determinism",
-        "log_level",
-        "log_level_replica",
-        "lr_scheduler_kwargs",
-        "neftune_noise_alpha",
-        "torch_compile_backend",
-        "torch_compile_mode",
-        "torch_empty_cache_steps",
-        "use_liger_kernel",
-    )
-)
-"""TrainingArguments passed on unchanged."""
+ALLOWED: Mapping[str, What | None] = {
+    "activation_checkpointing_kwargs": None,
+    "ddp_broadcast_buffers": None,
+    "ddp_bucket_cap_mb": None,
+    "ddp_find_unused_parameters": None,
+    "ddp_static_graph": None,
+    "full_determinism": None,
+    "log_level": None,
+    "log_level_replica": None,
+    "lr_scheduler_kwargs": None,
+    "neftune_noise_alpha": "loss",
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "torch_empty_cache_steps": None,
+    "use_liger_kernel": None,
+}
+"""TrainingArguments passed on unchanged, with the fact of a run that the argument changes."""
 
 
 def check_training(given: Mapping[str, object], fields: Collection[str]) -> None:

@@ -30,7 +30,7 @@ from workbench.finetune.techniques.sizes import (
 # of a model of a million weights held 1.4 to 1.6 GiB alone, and 1.7 to 2.0 in a process group (an
 # H200, torch 2.11, on 2026-11-27).
 _PROCESS_BYTES = 1.9 * 2**30
-_CPU_PROCESS_BYTES = 0.57 * 2**30
+CPU_PROCESS_GIB = 0.57
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,8 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
     if not setting.gpu:
         both = _highest([device.plus(host) for device, host in pairs])
-        return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
+        process_gib = setting.process_gib or CPU_PROCESS_GIB
+        return Need(gpu=None, host=replace(both, overhead=process_gib * 2**30))
     device = _highest([device for device, _ in pairs])
     host = _highest([host for _, host in pairs])
     return Need(

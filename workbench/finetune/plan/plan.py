@@ -39,6 +39,7 @@ class _Hardware(Record):
     ranks: Count
     gpu_memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
     memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
+    process_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
 
 
 @suggests("plan")
@@ -53,6 +54,7 @@ def plan(
     techniques: Sequence[str] | None = None,
     lengths: tuple[int, int] | RowPreview | None = None,
     nodes: NodeTable | None = None,
+    process_gib: float | None = None,
 ) -> PlanTable:
     """Predict the memory and the fit of a job under every technique.
 
@@ -72,6 +74,8 @@ def plan(
         nodes: Nodes of the cluster, as `workbench.places.nodes(backend, pod=…, count=…)`. The
             table then shows whether the pods could be scheduled now, and `gpu_memory_gib` None is
             read from the labels of the nodes. Default None.
+        process_gib: Memory of a rank's process before its model in GiB, used only without GPUs.
+            Default None: as assumed, 0.57. `Cluster.plan` takes the measurement of the pods.
 
     Raises:
         ConfigError: The model's shape is unknown on this machine, a number is not allowed, or the
@@ -85,6 +89,7 @@ def plan(
         ranks=ranks,
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
+        process_gib=process_gib,
     )
     if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
         gpu_memory_gib = nodes.gpu_memory_gib
@@ -109,7 +114,11 @@ def plan(
     micro = job.per_device_train_batch_size
     rows = []
     for name in techniques or _NAMES:
-        rows.append(refused.get(name) or _row(settings[name], trace, micro, limits))
+        if name in refused:
+            rows.append(refused[name])
+            continue
+        setting = replace(settings[name], process_gib=process_gib)
+        rows.append(_row(setting, trace, micro, limits))
     return PlanTable(
         model=job.model,
         parameters=trace.parameters,
@@ -117,6 +126,7 @@ def plan(
         pods=pods,
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
+        process_gib=None if gpus else process_gib,
         job=job,
         lengths=tokens or job.planned_lengths,
         rows=_marked(rows),
@@ -173,13 +183,20 @@ def _decided(
 
 
 def predict(
-    job: FineTune, *, pods: int, gpus: int, ranks: int = 0, trace: bool = True
+    job: FineTune,
+    *,
+    pods: int,
+    gpus: int,
+    ranks: int = 0,
+    trace: bool = True,
+    process_gib: float | None = None,
 ) -> PlanRow | None:
     """Predict the need of a job as it is. None: `trace` is false and no trace is cached."""
     job, setting, request = _decided(job, pods=pods, gpus=gpus, ranks=ranks)
     there = trace_step(request) if trace else cached_trace(request)
     if there is None:
         return None
+    setting = replace(setting, process_gib=process_gib)
     return row_of(setting, there, job.per_device_train_batch_size, (None, None))
 
 

@@ -89,6 +89,8 @@ class PlanTable(Displayable):
     """Memory of a GPU in GiB. None: CPUs."""
     memory_gib: float | None
     """Memory of a pod in GiB. None: unknown."""
+    process_gib: float | None = None
+    """Memory of an idle process as the pods measured it, in GiB. None: assumed."""
     job: FineTune
     lengths: tuple[int, int]
     """Tokens of a row: source and target."""

@@ -20,6 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers.initialization import no_init_weights
 
 from workbench.finetune.recipe.order import IGNORED
 
@@ -63,7 +64,7 @@ def returns_scores(model: Any) -> bool:
     seen: list[Any] = []
     # An error of torch or of the model, of any type: the loss then uses whole scores.
     try:
-        with FakeTensorMode(), torch.device("cpu"), torch.no_grad():
+        with FakeTensorMode(), torch.device("cpu"), torch.no_grad(), no_init_weights():
             copy = type(model)(config).eval()
             # The other ways of a mixture of experts are not for tensors without values.
             if hasattr(copy, "set_experts_implementation"):

@@ -303,6 +303,8 @@ class Setting:
     """Bytes of the scores of a token at the peak of a method's own loss. None: as traced."""
     scored_tokens: int | None = None
     """Tokens that a method's own loss scores at once. None: all."""
+    process_gib: float | None = None
+    """Measured memory of a process on CPUs before its model. None: assumed."""
     cache_bytes: float = 0.0
     """Bytes of the keys and values of all answers that a rank writes at once."""
 

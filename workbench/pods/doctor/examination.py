@@ -41,6 +41,8 @@ class HostReport:
     """GiB of its smallest GPU; None where none was found."""
     memory_limit_gib: float | None = None
     """Limit on the memory of all processes of the pod, in GiB. None: unknown."""
+    process_gib: float | None = None
+    """Memory of a process with the imports of a rank, in GiB. None: not measured."""
 
     @property
     def reached(self) -> bool:
@@ -148,6 +150,7 @@ def judge_result(
         interface=facts.interface if facts else "",
         gpu_gib=facts.gpu_gib if facts else None,
         memory_limit_gib=facts.memory_limit_gib if facts else None,
+        process_gib=facts.process_gib if facts else None,
     )
 
 

@@ -61,6 +61,7 @@ class PodFacts(BaseModel):
     """Free memory of the pod's machine in GiB, regardless of the pod's own limit."""
     memory_limit_gib: float | None = None
     """The limit of its cgroup, or all that the machine has, whichever is less."""
+    process_gib: float | None = None
     disk: DiskSpace | None = None
     shm: DiskSpace | None = None
     locks: Sequence[CompileLock] = ()

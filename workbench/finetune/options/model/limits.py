@@ -13,15 +13,19 @@ TEMPLATE_TOO_SLOW = (
     "give another template as chat_template="
 )
 _MOST_PARTS = 4096
-# Switch Transformers have 2048 experts, https://arxiv.org/abs/2101.03961, the most so far.
-_PARTS = re.compile(r"(?:^|_)(?:layers?|blocks?|experts?|depth)$")
+# Switch Transformers have 2048 experts, https://arxiv.org/abs/2101.03961, the most so far, and
+# XLM-V 901,629 words, https://arxiv.org/abs/2301.10472.
+_LIMITS = (
+    (re.compile(r"(?:^|_)(?:layers?|blocks?|experts?|depth)$"), _MOST_PARTS),
+    (re.compile(r"(?:^|_)vocab_size$"), 1 << 24),
+)
 _DEEPEST = 8
 
 
 def too_many_parts(config: Json, depth: int = 0) -> str:
-    """Name a number of layers or experts that no model has; empty if there is none.
+    """Name a number of layers, experts, words or keys that no model has; empty if there is none.
 
-    Building such a model would take hours and all memory.
+    Building such a model would take minutes to hours, or all memory.
 
     Example:
         >>> too_many_parts({"hidden_size": 100_000, "text_config": {"num_hidden_layers": 10**7}})
@@ -29,14 +33,20 @@ def too_many_parts(config: Json, depth: int = 0) -> str:
         >>> too_many_parts({"num_hidden_layers": 80, "num_experts_per_tok": 8})
         ''
     """
+    # A part of the configuration may name 21,843 labels (ImageNet), or every packed layer.
+    most_keys = 1 << 16 if depth else _MOST_PARTS
+    if len(config) > most_keys:
+        return f"{len(config)} keys ({most_keys} at most)"
     for name, value in config.items():
-        found = ""
         if isinstance(value, dict) and depth < _DEEPEST:
             found = too_many_parts(value, depth + 1)
-        elif isinstance(value, int | float) and value > _MOST_PARTS and _PARTS.search(name):
-            found = f"{name[:100]} = {value} ({_MOST_PARTS} at most)"
-        if found:
-            return found
+            if found:
+                return found
+        if not isinstance(value, int | float):
+            continue
+        for numbers, most in _LIMITS:
+            if value > most and numbers.search(name):
+                return f"{name[:100]} = {value} ({most} at most)"
     return ""
 
 
