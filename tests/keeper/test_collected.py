@@ -155,7 +155,10 @@ def test_a_pods_list_is_read_without_what_is_no_entry(tmp_path: Path) -> None:
     assert listed.unread == []
     assert line.gave_up is False
     assert line.asked == [
-        ("list_outputs", {"run": "r1", "archive": "-", "named": "own", "below": LARGE, "shared": ""})
+        (
+            "list_outputs",
+            {"run": "r1", "archive": "-", "named": "own", "below": LARGE, "shared": ""},
+        )
     ]
 
 
@@ -252,7 +255,7 @@ def test_the_first_pods_files_all_come_and_of_others_the_named_and_different_one
     assert len(brought.digests) == 5
     (note,) = brought.notes
     assert note == (
-        "not copied back: 1 file (8 bytes) on pod-1 in /pod-1/runs/r1/script; "
+        "not copied back: 1 file (8 bytes) on pod-1 in /pod-1/runs/r1/script/own; "
         "Script(outputs=[…]) does not name the files; "
         "run.fetch() copies all files back while the pod exists"
     )
@@ -368,7 +371,9 @@ def test_unreadable_files_keep_the_folder_on_the_pod_and_links_alone_do_not(
     assert brought.keeps == []
     brought = bring.bring(OutputList(unread=["secret"], links=["a"]), {}, ())
     unread, _ = brought.notes
-    assert unread == ("not copied back, as unreadable on pod-0 in /pod-0/runs/r1/script/own: secret")
+    assert unread == (
+        "not copied back, as unreadable on pod-0 in /pod-0/runs/r1/script/own: secret"
+    )
     assert brought.keeps == ["pod-0"]
 
 
