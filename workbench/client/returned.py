@@ -39,7 +39,7 @@ def raised_by(paths: RunPaths, rank: int | None) -> BaseException | None:
         return None
 
 
-def _exception(raised: Any) -> BaseException:
+def _exception(raised: Any) -> Any:
     (module, name), *_ = raised["types"]
     kinds = [_type_at(*place) for place in raised["types"]]
     kind = next(filter(None, kinds))
@@ -47,7 +47,7 @@ def _exception(raised: Any) -> BaseException:
     args: list[Any] = [_value(each, {}) for each in raised["args"]]
     if raised["exceptions"]:
         args.append([_exception(each) for each in raised["exceptions"]])
-    made = None
+    made: Any = None
     if kind is kinds[0]:
         made = _with_text(kind, args, text) or _with_text(partial(kind.__new__, kind), args, text)
     if made is None:  # the type is not known here, or its text needs more than its arguments
