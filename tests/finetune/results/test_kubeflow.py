@@ -385,7 +385,7 @@ def test_the_rows_and_rewards_of_a_method_travel_and_are_read_again(tmp_path: Pa
     with pytest.raises(
         ConfigError,
         match=sentence("into a folder of the claim and name claim and folder")
-        + sentence("its folder as 'script/own'"),
+        + sentence("its folder as", "'script/own'"),
     ):
         run.manifest("pytorchjob", image=IMAGE)
     large = run.manifest("pytorchjob", image=IMAGE, pvc="data", inputs="mine/v1")
