@@ -254,10 +254,10 @@ def raise_a_chain() -> None:
         except OSError as error:
             raise Counted(3) from error
     except Counted:
-        error = ValueError("late")
-        error.add_note("in row 7")
-        error.add_note("of rows.csv")
-        raise error  # noqa: B904  # with a context, and no cause
+        late = ValueError("late")
+        late.add_note("in row 7")
+        late.add_note("of rows.csv")
+        raise late  # noqa: B904  # with a context, and no cause
 
 
 def raise_a_group() -> None:
