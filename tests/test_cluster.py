@@ -192,7 +192,10 @@ def test_a_script_that_we_did_not_write_runs_unchanged(cluster: Cluster) -> None
 
 def test_ranks_that_open_no_group_are_named(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "apart.py"
-    script.write_text("import os, torch\nprint(os.environ.get('ACCELERATE_USE_CPU'))\n")
+    script.write_text(
+        "import os\nfrom accelerate import Accelerator\nassert Accelerator().num_processes == 1\n"
+        "print(os.environ.get('ACCELERATE_USE_CPU'))\n"
+    )
     run = cluster.submit(Script(script, env={"ACCELERATE_USE_CPU": "false"}))
     result = run.wait(300, progress=False).raise_for_status()
     assert _log(run).split() == ["false"]

@@ -100,6 +100,7 @@ def test_items_are_shared_out_over_the_ranks_and_come_back_in_their_order(
     with pytest.raises(RunFailed) as failed:
         cluster.map(refuse_three, range(5), progress=False)
     assert isinstance(failed.value.__cause__, Refused)
+    assert str(failed.value.__cause__) == "not 3"
     before = len(cluster.runs)
     assert cluster.map(labelled, []) == []
     assert len(cluster.runs) == before

@@ -138,6 +138,27 @@ def test_ranks_that_start_torchrun_are_alone_where_each_has_a_first_rank(
     assert worked_alone(tmp_path) is (offset == 0)
 
 
+@pytest.mark.parametrize(
+    ("caller", "backend", "alone"),
+    [
+        ("accelerate.state", None, True),
+        ("accelerate.state", "gloo", False),
+        ("train", None, False),
+    ],
+)
+def test_a_group_that_accelerate_opens_without_a_backend_connects_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caller: str, backend: str | None, alone: bool
+) -> None:
+    """ACCELERATE_USE_CPU=false on a pod without GPUs."""
+    module = SimpleNamespace(init_process_group=lambda **_: None, get_rank=lambda: 1)
+    started(monkeypatch, tmp_path, WORLD_SIZE="2")["torch.distributed.distributed_c10d"](module)
+    exec(
+        "module.init_process_group(backend=backend)",
+        {"__name__": caller, "module": module, "backend": backend},
+    )
+    assert worked_alone(tmp_path) is alone
+
+
 def test_a_group_that_cannot_be_opened_connects_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

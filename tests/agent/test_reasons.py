@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.sentences import says
+from workbench.agent.rank import exits
 from workbench.agent.ranks import records
 from workbench.agent.ranks.records import (
     Failure,
@@ -181,8 +184,8 @@ def test_messages_and_tracebacks_have_a_limit() -> None:
 
 
 def test_a_rank_without_a_traceback_has_its_exit_code_and_its_last_line() -> None:
-    failure = failure_from("[rank1]: one\n 5%|#\rtwo  \n\n", 3)
-    assert failure == Failure(kind="exit", message="exit code 3: two", traceback="one\ntwo")
+    failure = failure_from("[rank1]: one\n 5%|#\rtwo  \n\n", 1)
+    assert failure == Failure(kind="exit", message="exit code 1: two", traceback="one\ntwo")
     assert failure_from("", 1) == Failure(kind="exit", message="exit code 1")
     assert len(failure_from("x" * 9000, 1).message) == len("exit code 1: ") + 4000
 
@@ -230,20 +233,75 @@ def test_noise_of_stderr_is_not_the_cause(noise: str) -> None:
     assert failure_from(f"{noise}\n", 1).traceback  # the card still shows the last lines
 
 
+# Lines that libraries of this environment print to stderr, without a mark of a log.
+UNMARKED = [
+    "NCCL version 2.21.5+cuda12.4",
+    "Using /root/.cache/torch_extensions/py311_cpu as PyTorch extensions root...",
+    "Time to load fused_adam op: 0.52 seconds",
+    "You should probably TRAIN this model on a down-stream task to be able to use it.",
+    "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+    "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.",
+    "QStandardPaths: XDG_RUNTIME_DIR not set, defaulting to '/tmp/runtime-root'",
+    "swig/python detected a memory leak of type 'X *', no destructor found.",
+    "E0000 00:00:1732950000.123 4711 init.cc:232] grpc_wait_for_shutdown_with_timeout() timed out.",
+    "atexit: saved 3 files",
+    "bye",
+]
+
+
+@pytest.mark.parametrize("noise", UNMARKED)
+def test_a_line_of_a_library_is_not_the_cause_of_an_exit_code(noise: str) -> None:
+    for code in (2, 3, 255):  # no text of `sys.exit` comes with them
+        assert failure_from(f"{noise}\n", code).message == f"exit code {code}"
+        told = failure_from(f"cannot open shard 7\n{noise}\n", code).message
+        assert told == f"exit code {code}: cannot open shard 7"
+    assert failure_from(f"{noise}\n", 1, exit_text="").message == "exit code 1"  # sys.exit(1)
+    told = failure_from(f"no rows in it\n{noise}\n", 1, exit_text="no rows in it").message
+    assert told == "exit code 1: no rows in it"
+
+
+def test_a_text_of_several_lines_is_told_whole() -> None:
+    text = "these files are empty:\n  a.csv\n  b.csv"
+    told = failure_from(f"{text}\n", 1, exit_text=text).message
+    assert told == "exit code 1: these files are empty: a.csv b.csv"
+    assert len(failure_from("", 1, exit_text="x" * 9000).message) == len("exit code 1: ") + 4000
+
+
+@pytest.mark.parametrize("status", [None, 0, 3, "no rows", "größe\n2", 2.5])
+def test_a_rank_notes_the_text_of_its_exit(tmp_path: Path, status: object) -> None:
+    program = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\nimport exits\nexits.install(None)\n"
+        f"sys.exit({status!r})\n"
+    )
+    rank = Path(exits.__file__).parent
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(rank)],
+        env={**os.environ, "WORKBENCH_RANK_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    )
+    _, told = child.communicate(timeout=300)
+    is_text = isinstance(status, str | float)
+    noted = read_record(tmp_path / f"exit-{child.pid}.json")
+    assert noted == {"text": str(status) if is_text else ""}
+    assert told.decode() == (f"{status}\n" if is_text else "")
+    assert child.returncode == (1 if is_text else status or 0)
+
+
 @pytest.mark.parametrize(
-    "cause",
+    ("cause", "code"),
     [
-        "train.py: error: the following arguments are required: --data",
-        "2026-11-28 10:11:12 ERROR no rows in train.jsonl",
-        "[2026-11-28 10:11:12] [WARNING] cannot open shard 3",
-        "give --data",
-        "5% of the rows are left",
-        "wandb: ERROR api_key not configured (no-tty)",
-        "  --data is missing",
+        ("train.py: error: the following arguments are required: --data", 2),
+        ("2026-11-28 10:11:12 ERROR no rows in train.jsonl", 2),
+        ("[2026-11-28 10:11:12] [WARNING] cannot open shard 3", 2),
+        ("give --data", 1),
+        ("5% of the rows are left", 1),
+        ("wandb: ERROR api_key not configured (no-tty)", 2),
+        ("  --data is missing", 1),
     ],
 )
-def test_a_last_line_that_may_be_the_cause_is_told(cause: str) -> None:
-    assert failure_from(f"one\n{cause}\n", 2).message == f"exit code 2: {cause}"
+def test_a_last_line_that_may_be_the_cause_is_told(cause: str, code: int) -> None:
+    """Code 1 may come from `raise SystemExit(text)`, which notes no text."""
+    assert failure_from(f"one\n{cause}\n", code).message == f"exit code {code}: {cause}"
 
 
 def test_the_last_20_lines_are_kept() -> None:
@@ -292,6 +350,14 @@ def test_a_bus_error_shows_the_free_shared_memory(monkeypatch: pytest.MonkeyPatc
         "often shared memory that is too small",
         "0 MiB",
     )
+
+
+def test_an_abort_of_a_thread_of_torch_names_the_open_group() -> None:
+    words = "terminate called without an active exception\n"
+    told = failure_from(words, -signal.SIGABRT).message
+    assert says(told, "with torch.distributed.destroy_process_group()")
+    for other in (failure_from("", -signal.SIGABRT), failure_from(words, -signal.SIGSEGV)):
+        assert "destroy" not in other.message
 
 
 def test_signals_have_names() -> None:

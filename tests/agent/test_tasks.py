@@ -20,16 +20,16 @@ def test_a_folder_is_made_and_listed(agent, tmp_path: Path) -> None:
         archive.writestr("train.py", "print()\n")
         archive.writestr("data/rows.txt", "a\n")
     sent = str(tmp_path / "script.zip")
-    assert agent.ask("stage", run="r", files={"job.json": "{}"}, archive=sent)["ok"]
+    assert agent.ask("stage", run="r", files={"job.json": "{}"}, archive=sent, named="my own")["ok"]
     folder = agent.root / "runs" / "r"
     assert (folder / "job.json").read_text() == "{}"
     assert (folder / "job.json").stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "script" / "data" / "rows.txt").read_text() == "a\n"
-    (folder / "script" / "train.py").write_text("print(1)\n")
-    (folder / "script" / "new.txt").write_text("n" * 100)
+    assert (folder / "script" / "my own" / "data" / "rows.txt").read_text() == "a\n"
+    (folder / "script" / "my own" / "train.py").write_text("print(1)\n")
+    (folder / "script" / "my own" / "new.txt").write_text("n" * 100)
     (folder / "out" / "model").write_text("m")
-    left = agent.ask("list_outputs", run="r", archive=sent, below=1 << 20)
+    left = agent.ask("list_outputs", run="r", archive=sent, named="my own", below=1 << 20)
     assert [name for name, _, _ in left["script"]] == ["new.txt", "train.py"]
     assert [name for name, _, _ in left["out"]] == ["model"]
 

@@ -104,7 +104,7 @@ LOCAL: dict[str, Callable[[], list[str]]] = {
     "finetune/profile/speed.py: name": lambda: [
         name for name, _ in module("finetune.profile.speed")._PEAKS
     ],
-    "jobs/script.py: copy": lambda: [r'(?<=File ")([^"]*/r1/script/|(?=train\.py"))'],
+    "jobs/script.py: copy": lambda: [r"""(?<=["'(])/[^"'\n]*/r1/script/own(?=[/"')])"""],
 }
 # Of a name or a label of ours in a short text of ours.
 OURS = (

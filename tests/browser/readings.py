@@ -71,6 +71,8 @@ READ = """(root, [leftOut, lastBefore]) => {
 }"""
 
 _RULES = (
+    # The name of a script's folder on a pod.
+    (r"(/script/)[^/\"]+/(?=\w+\.py)", r"\1"),
     # Names of runs; numbers, but not the digits of a name such as zero1; sizes and durations.
     (r"\b\d{8}-\d{6}-[\w-]+", "#"),
     (r"-[0-9a-f]{6}\b", "-#"),

@@ -110,7 +110,7 @@ def test_evaluation_and_generation_are_named() -> None:
 
 
 def test_the_users_own_line_stands_beside_the_innermost() -> None:
-    own = ("/pods/pod-0/runs/r1/script/train.py", "train")
+    own = ("/pods/pod-0/runs/r1/script/own/train.py", "train")
     library = stack(("torchvision/ops.py", "nms"), own)
     assert (position(library).at, position(library).own) == (
         "torchvision/ops.py:1  nms",
@@ -157,7 +157,7 @@ def test_all_frames_begin_with_those_of_the_users_own_script(package: str) -> No
     text = (
         "Current thread 0x00007f32 (most recent call first):\n"
         f'  File "{package}/finetune/train/trainer.py", line 9 in training_step\n'
-        '  File "/pods/pod-0/runs/r1/script/train.py", line 40 in train\n'
+        '  File "/pods/pod-0/runs/r1/script/own/train.py", line 40 in train\n'
         f'  File "{package}/agent/rank/run.py", line 7 in main\n'
     )
     own, libraries = readable(text).split("in libraries:")

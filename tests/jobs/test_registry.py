@@ -155,6 +155,7 @@ MEMBERS = {
     "on_ranks",
     "prepare",
     "archive_in",
+    "folder_name",
     "needed",
     "packages_in",
     "files_for",

@@ -88,6 +88,9 @@ class Places:
     def on_pod(self, link: Line) -> PodRunPaths:
         return PodRunPaths(PurePosixPath(f"/{link.pod.name}/runs/r1"))
 
+    def folder_on(self, link: Line) -> PurePosixPath:
+        return self.on_pod(link).script / self.spec.job.folder_name
+
     def everywhere(self, act: Callable[[Line], Any]) -> list[Any]:
         return [act(link) for link in self.links]
 
@@ -97,6 +100,7 @@ class Script:
 
     rules: Any
     archive_in: Any
+    folder_name = "own"
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +155,10 @@ def test_a_pods_list_is_read_without_what_is_no_entry(tmp_path: Path) -> None:
     assert listed.unread == []
     assert line.gave_up is False
     assert line.asked == [
-        ("list_outputs", {"run": "r1", "archive": "-", "below": LARGE, "shared": ""})
+        (
+            "list_outputs",
+            {"run": "r1", "archive": "-", "named": "own", "below": LARGE, "shared": ""},
+        )
     ]
 
 
@@ -248,7 +255,7 @@ def test_the_first_pods_files_all_come_and_of_others_the_named_and_different_one
     assert len(brought.digests) == 5
     (note,) = brought.notes
     assert note == (
-        "not copied back: 1 file (8 bytes) on pod-1 in /pod-1/runs/r1/script; "
+        "not copied back: 1 file (8 bytes) on pod-1 in /pod-1/runs/r1/script/own; "
         "Script(outputs=[…]) does not name the files; "
         "run.fetch() copies all files back while the pod exists"
     )
@@ -267,7 +274,7 @@ def test_small_files_first_and_what_is_beyond_the_limit_is_named(tmp_path: Path)
         script=[file("z.part", 1), file("large", 11), file("six", 6), file("four", 4)]
     )
     brought = bring.bring(listed, {}, ())
-    assert line.fetched == [f"/pod-0/runs/r1/script/{name}" for name in ("four", "six")]
+    assert line.fetched == [f"/pod-0/runs/r1/script/own/{name}" for name in ("four", "six")]
     (note,) = brought.notes
     assert "not copied back: 2 files (12 bytes) on pod-0" in note
     assert "beyond outputs_limit_gib=" in note
@@ -331,7 +338,7 @@ def test_what_is_here_already_is_not_copied_again(tmp_path: Path) -> None:
     )
     brought = bring.bring(listed, {"outputs/large": "as it came"}, ())
     assert sorted(line.fetched) == [
-        f"/pod-0/runs/r1/script/{name}" for name in ("link", "longer", "other")
+        f"/pod-0/runs/r1/script/own/{name}" for name in ("link", "longer", "other")
     ]
     assert brought.digests["outputs/large"] == "as it came"
     assert brought.digests["outputs/same"] == sha("same")
@@ -364,7 +371,9 @@ def test_unreadable_files_keep_the_folder_on_the_pod_and_links_alone_do_not(
     assert brought.keeps == []
     brought = bring.bring(OutputList(unread=["secret"], links=["a"]), {}, ())
     unread, _ = brought.notes
-    assert unread == ("not copied back, as unreadable on pod-0 in /pod-0/runs/r1/script: secret")
+    assert unread == (
+        "not copied back, as unreadable on pod-0 in /pod-0/runs/r1/script/own: secret"
+    )
     assert brought.keeps == ["pod-0"]
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from tests.support.sentences import says, sentence
 from workbench import FineTune, Function, Script
-from workbench.agent.call import leave
+from workbench.agent.call import leave, leave_raised
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.returned import raised_by, returned
 from workbench.finetune.submit.metric_functions import with_metric_files
@@ -28,7 +28,6 @@ from workbench.pods.pod import Pod
 from workbench.rundir.make import function
 from workbench.rundir.make.function import as_script, pickled_function
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunFault
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = threading.Lock()
@@ -237,41 +236,123 @@ class Counted(Exception):
         return f"{self.rows} rows"
 
 
+class Refusing(ValueError):
+    """No pickle of it can be made or read."""
+
+    def __init__(self, first: object, second: object) -> None:
+        super().__init__(first, second)
+        self.lock = LOCK
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
+
+
+def raise_a_chain() -> None:
+    try:
+        try:
+            raise OSError(2, "No such file or directory", "rows.csv")
+        except OSError as error:
+            raise Counted(3) from error
+    except Counted:
+        late = ValueError("late")
+        late.add_note("in row 7")
+        late.add_note("of rows.csv")
+        raise late  # noqa: B904  # with a context, and no cause
+
+
+def raise_a_group() -> None:
+    inner = ExceptionGroup("inner", [KeyError("a"), Named(column="b")])
+    raise ExceptionGroup("both", [ValueError("c", 4), inner])
+
+
+def raise_of_an_unknown_type() -> None:
+    class Local(LookupError):
+        pass
+
+    raise Local("x", 1)
+
+
+def raised_on_a_rank(raised: BaseException, folder: Path) -> BaseException | None:
+    (folder / "outputs").mkdir()
+    try:
+        raise raised
+    except BaseException as error:
+        leave_raised(error, folder / "outputs" / "returned", 1)
+    return raised_by(RunPaths(folder), 1)
+
+
 @pytest.mark.parametrize(
-    ("kind", "rank", "cause"),
+    "raised",
     [
-        ("ValueError", 1, ValueError("no such column")),
-        ("KeyError", 0, KeyError("no such column")),
-        ("KeyError", 0, KeyError(("a", 1))),
-        ("Named", 0, Named(column="no such column")),
-        ("JSONDecodeError", 0, json.JSONDecodeError("no such column", "", 0)),  # of json's names
-        ("ExceptionGroup", 0, None),
-        ("OutOfMemoryError", 0, None),
-        ("helper", 0, None),
-        ("int", 0, None),
-        ("signal", 0, None),
-        ("ValueError", None, None),
+        ValueError("no such column"),
+        ValueError("no such column", 3, None),
+        ValueError(),
+        KeyError("no such column"),
+        KeyError(("a", 1)),
+        Named(column="no such column"),
+        Counted(3),
+        json.JSONDecodeError("no such column", "{", 1),
+        subprocess.CalledProcessError(3, ["ls", "-l"], b"", "why"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        FileNotFoundError(2, "No such file or directory", "rows.csv"),
+        StopIteration(3),
+        Refusing("a", "b"),
+        Refusing(LOCK, "b"),
+        OSError("plain"),
     ],
+    ids=repr,
 )
 def test_the_cause_is_of_the_type_that_the_function_raised(
-    kind: str, rank: int | None, cause: Exception | None
+    tmp_path: Path, raised: Exception
 ) -> None:
-    raised = cause or ValueError("no such column")
-    fault = RunFault(rank=rank, kind=kind, message=str(raised))
-    assert repr(raised_by(helper, fault)) == repr(cause)
-    assert raised_by(helper, None) is None
+    cause = raised_on_a_rank(raised, tmp_path)
+    assert isinstance(cause, type(raised))
+    assert (type(cause).__name__, str(cause)) == (type(raised).__name__, str(raised))
+    for name, value in vars(raised).items():
+        if isinstance(value, int | str | list):
+            assert getattr(cause, name) == value
+    if isinstance(raised, FileNotFoundError):
+        assert (cause.errno, cause.filename) == (2, "rows.csv")  # type: ignore[attr-defined]
+
+
+def test_a_cause_has_its_notes_and_its_own_causes(tmp_path: Path) -> None:
+    assert on_rank(Function(raise_a_chain), tmp_path).returncode == 1
+    late = raised_by(RunPaths(tmp_path), 0)
+    assert repr(late) == "ValueError('late')"
+    assert late is not None and late.__notes__ == ["in row 7", "of rows.csv"]
+    counted = late.__context__
+    assert isinstance(counted, LookupError | Exception) and str(counted) == "3 rows"
+    assert late.__cause__ is None and counted is not None
+    assert repr(counted.__cause__) == "FileNotFoundError(2, 'No such file or directory')"
+
+
+def test_a_group_has_its_exceptions(tmp_path: Path) -> None:
+    assert on_rank(Function(raise_a_group), tmp_path).returncode == 1
+    both = raised_by(RunPaths(tmp_path), 0)
+    assert isinstance(both, ExceptionGroup) and both.message == "both"
+    first, inner = both.exceptions
+    assert repr(first) == "ValueError('c', 4)"
+    assert isinstance(inner, ExceptionGroup)
+    assert [str(each) for each in inner.exceptions] == ["'a'", "b"]
+    assert both.subgroup(KeyError) is not None
+
+
+def test_a_type_that_is_not_known_here_has_the_first_base_that_is(tmp_path: Path) -> None:
+    assert on_rank(Function(raise_of_an_unknown_type), tmp_path).returncode == 1
+    cause = raised_by(RunPaths(tmp_path), 0)
+    assert isinstance(cause, LookupError)
+    assert (type(cause).__name__, str(cause)) == ("Local", "('x', 1)")
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [(Counted, "3 rows"), (UnicodeDecodeError, "'utf-8' codec can't decode byte 0xff")],
+    "written", ["", "[]", "{}", '{"types": [["os", "system"]], "text": "x", "args": []}']
 )
-def test_a_cause_whose_text_needs_its_own_fields_has_the_text_of_the_rank(
-    kind: type[Exception], message: str
-) -> None:
-    cause = raised_by(helper, RunFault(rank=0, kind=kind.__name__, message=message))
-    assert isinstance(cause, kind)
-    assert (type(cause).__name__, str(cause)) == (kind.__name__, message)
+def test_what_no_rank_of_ours_wrote_is_no_cause(tmp_path: Path, written: str) -> None:
+    (tmp_path / "outputs" / "returned").mkdir(parents=True)
+    (tmp_path / "outputs" / "returned" / "rank-0-raised.json").write_text(written)
+    assert raised_by(RunPaths(tmp_path), 0) is None
+    assert raised_by(RunPaths(tmp_path), 1) is None
+    assert raised_by(RunPaths(tmp_path / "none"), 0) is None
 
 
 def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -> None:

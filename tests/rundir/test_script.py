@@ -443,9 +443,9 @@ def started(job: Script, folder: Path, environment: dict[str, str]) -> str:
         RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=folder / "run"
     )
     with zipfile.ZipFile(prepared.paths.script) as archive:
-        archive.extractall(folder / "script")
+        archive.extractall(folder / job.folder_name)
     stored = Script.from_dict(prepared.spec.job.to_dict())
-    program = stored.program_on(PodView(package="", folder=str(folder / "script")))
+    program = stored.program_on(PodView(package="", folder=str(folder / stored.folder_name)))
     argv = [sys.executable, "-u", *program.argv]
     return subprocess.run(
         argv,
@@ -465,12 +465,12 @@ def test_a_module_and_a_folder_above_the_script_travel(
     shown = [arg.replace("${RANK}", "3")]
     there = tmp_path / "module"
     job = Script(module="pkg.train", folder=str(repository / "src"), args=[arg])
-    assert started(job, there, env) == f"7 __main__ {shown} {there / 'script'}"
+    assert started(job, there, env) == f"7 __main__ {shown} {there / 'src'}"
     there = tmp_path / "script"
     monkeypatch.chdir(repository / "scripts")
     job = Script("train.py", folder="..", args=[arg])
-    assert started(job, there, env) == f"7 {shown} {there / 'script'}"
-    assert (there / "script" / "src" / "pkg" / "util.py").is_file()
+    assert started(job, there, env) == f"7 {shown} {there / 'repository'}"
+    assert (there / "repository" / "src" / "pkg" / "util.py").is_file()
     monkeypatch.chdir(repository / "src")
     there = tmp_path / "here"
     assert started(Script(module="pkg.train"), there, env).startswith("7 __main__ []")
@@ -550,8 +550,12 @@ def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None
     job = Script(module="pkg.train", folder=folder)
     assert (job.path, job.inside) == (f"{folder}/pkg/train.py", "pkg/train.py")
     assert Script.from_dict(job.to_dict()).to_dict() == job.to_dict()
-    there = 'File "/pod/runs/r1/script/pkg/util.py", line 1'
+    there = 'File "/pod/runs/r1/script/src/pkg/util.py", line 1'
     assert job.in_users_files(there, "r1") == f'File "{folder}/pkg/util.py", line 1'
+    whole = "No such file or directory: '/pod/runs/r1/script/src'"
+    assert job.in_users_files(whole, "r1") == f"No such file or directory: '{folder}'"
+    other = 'File "/pod/runs/r1/script/src-old/a.py"'
+    assert job.in_users_files(other, "r1") == other
     moved = job.moved(lambda path: str(path).replace(folder, "/else"))
     assert (moved.path, moved.folder) == ("/else/pkg/train.py", "/else")
     assert "pkg/util.py" in {name for name, _ in job.views.local_files()}
@@ -573,3 +577,30 @@ def test_a_module_that_is_not_there_is_refused(
     monkeypatch.chdir(repository)
     with pytest.raises(ConfigError, match=words):
         Script(**options).views.check_early(gpus=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["my repo", "v1.2", "größe", "json", "a'b", "$HOME", "-x", "..hidden", "workbench"]
+)
+def test_the_sent_folder_keeps_its_name(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "here" / name
+    (own / "sub").mkdir(parents=True)
+    (own / "train.py").write_text(
+        "from pathlib import Path\nprint(Path(__file__).parent.name, Path.cwd().name)\n"
+    )
+    monkeypatch.chdir(own / "sub")
+    for number, path in enumerate((str(own / "train.py"), "../train.py")):
+        assert started(Script(path), tmp_path / f"{number}", {}) == f"{name} {name}"
+    monkeypatch.chdir(own)
+    assert started(Script("train.py", folder="."), tmp_path / "2", {}) == f"{name} {name}"
+    job = Script("train.py")
+    traceback = f'File "/pod/runs/r1/script/{name}/train.py", line 1'
+    assert job.moved(lambda _: str(own / "train.py")).in_users_files(traceback, "r1") == (
+        f'File "{own}/train.py", line 1'
+    )
+
+
+def test_a_folder_without_a_name_has_one_on_the_pods() -> None:
+    assert Script("/train.py").folder_name == "script"

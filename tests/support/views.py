@@ -51,7 +51,7 @@ from workbench.rundir.result import RunFault
 
 STACK = """Current thread 0x00007f32 (most recent call first):
   File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 1 in forward
-  File "/pods/pod-0/runs/r1/script/train.py", line 40 in train
+  File "/pods/pod-0/runs/r1/script/own/train.py", line 40 in train
 """
 FAULT = {
     "host": "127.0.0.3",

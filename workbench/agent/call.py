@@ -15,6 +15,8 @@ import pickle
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ def main() -> None:
         function, args, kwargs = load(facts, (here / "function.pickle").read_bytes())
         returned = function(*args, **kwargs)
     except Exception as error:
+        with suppress(Exception):  # the traceback below says the same
+            leave_raised(error, here / "returned", int(os.environ["RANK"]))
         shown = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(error.with_traceback(shown))
         sys.exit(1)
@@ -76,6 +80,47 @@ def leave(returned: object, folder: Path, rank: int) -> None:
 
         save_file(arrays, folder / f"rank-{rank}.safetensors")
     (folder / f"rank-{rank}.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
+def leave_raised(error: BaseException, folder: Path, rank: int) -> None:
+    """Write an exception as JSON beside the values of other ranks."""
+    folder.mkdir(exist_ok=True)
+    text = json.dumps(_raised(error))
+    (folder / f"rank-{rank}-raised.json").write_text(text, encoding="utf-8")
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    """Return the types, text, plain arguments and attributes, and causes of an exception."""
+    args = error.args
+    inner: Sequence[BaseException] = ()
+    if isinstance(error, BaseExceptionGroup):
+        args = (error.message,)
+        inner = error.exceptions
+    else:
+        with suppress(Exception):
+            args = error.__reduce__()[1]  # type: ignore[assignment]  # with an OSError's file
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return {
+        "types": [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__],
+        "text": str(error),
+        "args": [*_plain(dict(enumerate(args))).values()],
+        "attributes": _plain(vars(error)),
+        "exceptions": [_raised(each) for each in inner],
+        "before": before and _raised(before),
+        "is_cause": error.__cause__ is not None,
+    }
+
+
+def _plain(values: dict[Any, Any]) -> dict[Any, object]:
+    """Return the trees of values, without values that are no plain data."""
+    trees = {}
+    for name, value in values.items():
+        arrays: dict[str, Any] = {}
+        with suppress(TypeError, ValueError, RecursionError):
+            tree = _tree(value, "", arrays)
+            if not arrays:
+                trees[name] = tree
+    return trees
 
 
 def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:

@@ -44,7 +44,9 @@ def list_outputs(
     }
 
 
-def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, object]:
+def stage(
+    folder: Path, files: Mapping[str, str], archive: str, named: str = ""
+) -> dict[str, object]:
     """Create a run's folder: small files by name, and the script's folder from its archive."""
     (folder / "out").mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -54,7 +56,7 @@ def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, obj
         import zipfile  # each run stages in a new fork of the agent
 
         with zipfile.ZipFile(archive) as packed:
-            packed.extractall(folder / "script")
+            packed.extractall(folder / "script" / named)
     return {}
 
 
@@ -81,7 +83,7 @@ class _Listing:
         self._caches = caches
 
     def read(self, folder: Path) -> None:
-        if folder.is_symlink():  # the rank replaced its folder
+        if folder.is_symlink() or folder.parent.is_symlink():  # the rank replaced its folder
             self.links.append(folder.name)
             return
         # A rank may leave a deeper tree than recursion allows.

@@ -242,7 +242,7 @@ class Agent:
         archive = str(message.get("archive") or "")
         folder = self._folder(message)
         files = texts_in(message, "files")
-        return self._begin("stage", folder, files, archive)
+        return self._begin("stage", folder, files, archive, str(message.get("named") or ""))
 
     def _environment(self, message: Message) -> Reply:
         """Start to make a run's environment, or return the state; with `stop`, end the work."""
@@ -273,7 +273,8 @@ class Agent:
         # On a shared disk, the keeper made `out` a link. A rank may have made any other link.
         if out.is_symlink() and str(out.readlink()) == shared:
             out = Path(shared)
-        return self._begin("list_outputs", out, folder / "script", archive, below)
+        script = folder / "script" / str(message.get("named") or "")
+        return self._begin("list_outputs", out, script, archive, below)
 
     def _begin(self, name: str, *args: object) -> Later:
         def work() -> Reply:

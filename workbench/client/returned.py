@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
-import inspect
-from collections.abc import Callable, Mapping
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from workbench.base.errors import RunError
@@ -16,8 +15,8 @@ from workbench.base.files import gate, is_there, read_bytes
 from workbench.base.json_values import parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunFault
 
+logger = logging.getLogger(__name__)
 _LARGEST = 4 << 30  # bytes of a rank's arrays, all read into this process's memory
 
 
@@ -26,51 +25,80 @@ def returned(paths: RunPaths, ranks: int) -> list[object]:
     return [_of_rank(paths, rank) for rank in range(ranks)]
 
 
-def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseException | None:
-    """Return an exception of the type and message that a function raised on a rank.
+def raised_by(paths: RunPaths, rank: int | None) -> BaseException | None:
+    """Return an exception of the type, text and causes that a function raised on a rank.
 
-    None: the rank did not end with an exception, or its type is not known here.
+    None: the rank did not end with an exception. A type that is not known here has the name, and
+    the first base that is known.
     """
-    if fault is None or fault.rank is None:
-        return None
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    kind = {**vars(builtins), **names}.get(fault.kind)
-    if kind is None:  # a type of an imported module, such as subprocess.CalledProcessError
-        modules = [each for each in names.values() if isinstance(each, ModuleType)]
-        kinds = (vars(module).get(fault.kind) for module in modules)
-        kind = next(filter(None, kinds), None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        return None
-    message = fault.message
-    if issubclass(kind, KeyError):  # its text is the repr of the key
-        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            message = ast.literal_eval(message)
     try:
-        # Without __init__, whose arguments are not known.
-        cause = kind.__new__(kind, message)
-    except TypeError:  # a type such as ExceptionGroup takes more
+        raised = _written(paths, f"rank-{rank}-raised.json")
+        return None if raised is None else _exception(parse_json(read_bytes(raised, paths.root)))
+    except Exception as error:  # any class may refuse to be made
+        logger.info("the exception of rank %s cannot be made here: %s", rank, error)
         return None
-    # The text of some types needs what their __init__ sets.
-    with suppress(AttributeError, LookupError):
-        if str(cause) == fault.message:
-            return cause
-    members = {"__str__": lambda _: fault.message, "__module__": kind.__module__}
-    told: type[BaseException] = type(kind.__name__, (kind,), members)
-    return told.__new__(told, message)
+
+
+def _exception(raised: Any) -> Any:
+    (module, name), *_ = raised["types"]
+    kinds = [_type_at(*place) for place in raised["types"]]
+    kind = next(filter(None, kinds))
+    text = str(raised["text"])
+    args: list[Any] = [_value(each, {}) for each in raised["args"]]
+    if raised["exceptions"]:
+        args.append([_exception(each) for each in raised["exceptions"]])
+    made: Any = None
+    if kind is kinds[0]:
+        made = _with_text(kind, args, text) or _with_text(partial(kind.__new__, kind), args, text)
+    if made is None:  # the type is not known here, or its text needs more than its arguments
+        members = {"__str__": lambda _: text, "__module__": module}
+        told = type(name.rpartition(".")[2], (kind,), members)
+        made = told.__new__(told, *(args if raised["exceptions"] else [text]))
+    for attribute, value in raised["attributes"].items():
+        vars(made)[attribute] = _value(value, {})
+    if raised["before"] is not None:
+        before = _exception(raised["before"])
+        if raised["is_cause"]:
+            made.__cause__ = before
+        else:
+            made.__context__ = before
+    return made
+
+
+def _with_text(
+    make: Callable[..., BaseException], args: Sequence[Any], text: str
+) -> BaseException | None:
+    """Make an exception. None: the arguments do not fit, or its text would be another."""
+    with suppress(Exception):
+        made = make(*args)
+        if str(made) == text:
+            return made
+    return None
+
+
+def _type_at(module: str, name: str) -> type[BaseException] | None:
+    """Find a type by its place, in imported modules alone."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _written(paths: RunPaths, name: str) -> Path | None:
+    """Find a file that a rank wrote. None: it wrote no such file."""
+    # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
+    inside = gate.folders_in(paths.outputs, within=paths.root)
+    folders = [paths.outputs, *(path for path in inside if path.name != RETURNED)]
+    found = (folder / RETURNED / name for folder in folders)
+    return next(filter(is_there, found), None)
 
 
 def _of_rank(paths: RunPaths, rank: int) -> object:
-    # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
     try:
-        inside = gate.folders_in(paths.outputs, within=paths.root)
+        values = _written(paths, f"rank-{rank}.json")
     except OSError as error:
         raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
-    others = [path for path in inside if path.name != RETURNED]
-    folders = [paths.outputs, *others]
-    for folder in folders:
-        values = folder / RETURNED / f"rank-{rank}.json"
-        if not is_there(values):
-            continue
+    if values is not None:
         try:
             tree = parse_json(read_bytes(values, paths.root))
             arrays = _arrays(values.with_suffix(".safetensors"), paths.root)

@@ -102,8 +102,8 @@ class Submission:
             ConfigError: An object, named in the message, cannot be pickled, or the pods have
                 another Python. Nothing has started.
             RunFailed: The function raised, or a rank failed. The message has the traceback; a
-                notebook shows the card. `__cause__` is an exception of the raised type, if the type
-                is known here.
+                notebook shows the card. `__cause__` is an exception of the raised type with its
+                text, notes and causes.
             TimeoutError: The time is over.
             Detached: An interrupt came; the run continues.
         """
@@ -120,7 +120,7 @@ class Submission:
         try:
             result.raise_for_status()
         except RunFailed as failed:
-            raise failed from raised_by(function, result.error)
+            raise failed from raised_by(run.paths, result.error.rank if result.error else None)
         return run.returned
 
     def map(

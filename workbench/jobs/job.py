@@ -408,6 +408,11 @@ class Job(Record):
         """
         return None
 
+    @property
+    def folder_name(self) -> str:
+        """Name of the folder on the pods into which the zip is unpacked. Empty: any name."""
+        return ""
+
     def packages_in(self, root: Path) -> Requirements | None:
         """Return the packages of the ranks' environment, from a run directory.
 

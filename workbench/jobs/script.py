@@ -264,6 +264,11 @@ class Script(Job):
         return os.path.relpath(self.path, self.folder)
 
     @property
+    def folder_name(self) -> str:
+        root = self.root.resolve() if self.root.name == ".." else self.root
+        return root.name or "script"
+
+    @property
     def rules(self) -> Rules:
         return Rules(
             stop=Stop(by="signal", grace_s=self.stop_grace_s),
@@ -363,9 +368,10 @@ class Script(Job):
         name = self.inside
         if request.script and not self.folder:
             name = Path(request.script).name
-        put = "its folder as 'script'"
+        kept = self.folder_name
+        put = f"its folder as 'script/{kept}'"
         if request.folder:
-            there = f"{request.folder}script"
+            there = f"{request.folder}script/{kept}"
             asked = {**self.to_dict(), "path": f"{there}/{name}"}
             if self.folder:
                 asked["folder"] = there
@@ -389,7 +395,11 @@ class Script(Job):
                 f"Give the script: run.manifest(…, script='FOLDER/{name}')"
             )
         return Handover(
-            job={**self.to_dict(), "path": name, "folder": "." if self.folder else None},
+            job={
+                **self.to_dict(),
+                "path": f"{kept}/{name}",
+                "folder": kept if self.folder else None,
+            },
             archive=packed,
             large="the script's folder",
             put=put,
@@ -399,13 +409,14 @@ class Script(Job):
         """Return a message or traceback with the user's paths of the script's files.
 
         Example:
-            >>> text = 'File "/pod-0/runs/r1/script/lib/data.py", line 3'
+            >>> text = 'File "/pod-0/runs/r1/script/me/lib/data.py", line 3'
             >>> Script("/home/me/train.py").in_users_files(text, "r1")
             'File "/home/me/lib/data.py", line 3'
         """
         root = self.folder or Path(self.path).parent
-        copy = rf"(?<=[\"'(])/[^\"'\n]*/{re.escape(run_id)}/script/"
-        return re.sub(copy, lambda _: f"{root}/", words)
+        there = re.escape(f"/{run_id}/script/{self.folder_name}")
+        copy = rf"(?<=[\"'(])/[^\"'\n]*{there}(?=[/\"')])"
+        return re.sub(copy, lambda _: str(root), words)
 
 
 def _normal(path: str) -> Path:

@@ -264,7 +264,7 @@ class PodRunPaths:
     Content: model/, predictions.jsonl, profile.txt, and a script's own files in files/.
     """
     script = _Below("script")
-    """Copy of the script's folder; ranks start in the copy."""
+    """Folder with the copy of the script's folder; ranks start in the copy."""
     checkpoints = _Below("checkpoints")
     """Checkpoints of the run's ranks on the pod: step-N/rank-R."""
     resume = _Below("resume")

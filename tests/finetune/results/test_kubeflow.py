@@ -351,7 +351,7 @@ def test_the_rows_and_rewards_of_a_method_travel_and_are_read_again(tmp_path: Pa
     run = run_of(tmp_path / "script", Script(path=str(own / "train.py"), args=["--lr", "a b"]))
     manifest = run.manifest("pytorchjob", image=IMAGE)
     assert (handed_spec(manifest)["job"]["path"], handed_spec(manifest)["job"]["args"]) == (
-        "train.py",
+        "own/train.py",
         ["--lr", "a b"],
     )
     assert sorted(inputs(manifest)) == ["helper.py", "train.py"]
@@ -361,7 +361,11 @@ def test_the_rows_and_rewards_of_a_method_travel_and_are_read_again(tmp_path: Pa
     job = handed_spec(run_of(tmp_path / "module", module).manifest("pytorchjob", image=IMAGE))[
         "job"
     ]
-    assert (job["module"], job["folder"], job["path"]) == ("own.train", ".", "own/train.py")
+    assert (job["module"], job["folder"], job["path"]) == (
+        "own.train",
+        tmp_path.name,
+        f"{tmp_path.name}/own/train.py",
+    )
 
     assert "It carries the script's folder (2 files, 14 bytes)." in manifest.notes
     (own / "train.py").write_text("another one by now\n")
@@ -381,11 +385,11 @@ def test_the_rows_and_rewards_of_a_method_travel_and_are_read_again(tmp_path: Pa
     with pytest.raises(
         ConfigError,
         match=sentence("into a folder of the claim and name claim and folder")
-        + sentence("its folder as 'script'"),
+        + sentence("its folder as", "'script/own'"),
     ):
         run.manifest("pytorchjob", image=IMAGE)
     large = run.manifest("pytorchjob", image=IMAGE, pvc="data", inputs="mine/v1")
-    assert handed_spec(large)["job"]["path"] == "/results/mine/v1/script/train.py"
+    assert handed_spec(large)["job"]["path"] == "/results/mine/v1/script/own/train.py"
     assert "inputs.zip" not in parts(large)["ConfigMap"]["binaryData"]
 
 

@@ -117,7 +117,10 @@ class Rank:
             self._fail(Failure(kind="exit", message=cannot_start))
         else:
             stderr = self.streams["stderr"].tail()
-            self._fail(failure_from(stderr, exit_code, oom_hint=oom_hint))
+            pid = self.process.pid if self.process else 0
+            noted = (read_record(self.folder / f"exit-{pid}.json") or {}).get("text")
+            text = noted if isinstance(noted, str) else None
+            self._fail(failure_from(stderr, exit_code, oom_hint=oom_hint, exit_text=text))
 
     def ask(self, process: Process) -> None:
         """Ask the rank to end: the Trainer after a step, else by a handled SIGTERM, or SIGINT."""

@@ -68,6 +68,7 @@ _OF_A_CAUSE = re.compile(
     r"|invalid|abort(ed)?|critical|killed|panic)\b",
     re.IGNORECASE,
 )
+_UNFINISHED = "terminate called without an active exception"
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
 # Messages of gloo, NCCL, torch's store and MPI about another rank. Gloo names its peer `[address]`.
 _OF_A_RANK = re.compile(
@@ -108,10 +109,17 @@ class Failure:
     """Traceback as Python printed it, or the last lines of stderr."""
 
 
-def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
-    """Return the failure of a rank without a record, read from the end of its stderr."""
+def failure_from(
+    stderr: str, exit_code: int, *, oom_hint: str = "", exit_text: str | None = None
+) -> Failure:
+    """Return the failure of a rank without a record, read from the end of its stderr.
+
+    `exit_text` is the text that the rank gave to `sys.exit`. None: unknown.
+    """
     rest = _BESIDE.sub("", "\n".join(map(_clean, stderr.split("\n"))))
-    words = _last_words(rest)
+    # Python ends with 1 where `SystemExit` has a text. Other codes come with no line of their own.
+    words = " ".join((exit_text or "").split())[:_MESSAGE_CHARS]
+    words = words or _last_words(rest, any_line=exit_code == 1 and exit_text is None)
     last = last_traceback(rest) or (None if words else last_traceback(stderr))
     if exit_code < 0:
         return _from_signal(-exit_code, last, stderr, oom_hint)
@@ -246,6 +254,11 @@ def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) 
     message = f"killed by {signal_name(signum)}"
     if signum == signal.SIGKILL and oom_hint:
         message += f"; {oom_hint}"
+    if signum == signal.SIGABRT and _UNFINISHED in stderr:
+        message += (
+            "; often a process group that is open at the exit: wait for its work, and end the "
+            "script with torch.distributed.destroy_process_group()"
+        )
     if signum == signal.SIGBUS:
         message += (
             "; often shared memory that is too small: "
@@ -269,8 +282,8 @@ def _clean(line: str) -> str:
     return _PREFIX.sub("", text).rstrip()
 
 
-def _last_words(stderr: str) -> str:
-    """Return the last line that may name a cause. Empty: a log, bars or warnings alone."""
+def _last_words(stderr: str, *, any_line: bool) -> str:
+    """Return the last line that names an error, or with `any_line` is no log, bar or warning."""
     lines = ["", *stderr.splitlines()]
     for above, line in reversed([*itertools.pairwise(lines)]):
         cleaned = _clean(line)[:_MESSAGE_CHARS]
@@ -278,7 +291,8 @@ def _last_words(stderr: str) -> str:
         is_source = cleaned.startswith(" ") and "Warning: " in above
         if is_source or _BELOW.search(cleaned):
             continue
-        if cleaned.strip() and (_OF_A_CAUSE.search(cleaned) or not _NOISE.search(cleaned)):
+        is_words = any_line and cleaned.strip() and not _NOISE.search(cleaned)
+        if is_words or _OF_A_CAUSE.search(cleaned):
             return cleaned
     return ""
 

@@ -31,7 +31,7 @@ if _store:
     _imports = _executed(_store)
     _imports.install()
     _imports.when_imported("deepspeed.comm.torch", _spare_compiling)
-    for _name in ("trainer_events", "groups", "builds"):
+    for _name in ("trainer_events", "groups", "builds", "exits"):
         _spec = PathFinder.find_spec(_name, [f"{_agent}/rank"])
         if _spec:
             _executed(_spec).install(_imports.when_imported)

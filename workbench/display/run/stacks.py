@@ -21,7 +21,7 @@ _LIBRARY = re.compile(
     r"|^(?:.*/)?(?=workbench/(?:agent|base|finetune|jobs|rundir)/)"
     r"|^(?=<frozen )"
 )
-_COPY = re.compile(r"^.*/runs/[^/]+/script/")  # a script's folder on a pod
+_COPY = re.compile(r"^.*/runs/[^/]+/script/[^/]+/")  # a script's folder on a pod
 # Frames of libraries that do not say what a rank works on.
 _PLUMBING = re.compile(
     r"^(?:[^/]*|torch/.*|accelerate/.*|deepspeed/(?:utils|comm)/.*"
@@ -130,7 +130,7 @@ def position(text: str) -> Position:
         >>> text = '''Current thread 0x00007f32 (most recent call first):
         ...   File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 1 in forward
         ...   File "/v/lib/python3.11/site-packages/transformers/modeling_t5.py", line 2 in forward
-        ...   File "/pods/pod-0/runs/r1/script/train.py", line 40 in train
+        ...   File "/pods/pod-0/runs/r1/script/own/train.py", line 40 in train
         ... '''
         >>> it = position(text)
         >>> it.doing, it.at, it.own
@@ -203,7 +203,7 @@ def readable(text: str) -> str:
         ...
         ... Current thread 0x00007f32 (most recent call first):
         ...   File "/v/lib/python3.11/site-packages/torch/distributed.py", line 9 in all_reduce
-        ...   File "/pods/pod-0/runs/r1/script/train.py", line 40 in train
+        ...   File "/pods/pod-0/runs/r1/script/own/train.py", line 40 in train
         ... '''))
         main thread
           train.py:40  train

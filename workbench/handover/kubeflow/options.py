@@ -79,8 +79,8 @@ class HandoverOptions(KubernetesOptions):
     inputs: Annotated[str, AfterValidator(_check_folder)] = ""
     """Folder on the claim with inputs too large for a ConfigMap. Default: none.
 
-    The folder has `train.jsonl` and `eval.jsonl`, `model/`, and `script/`. Without a folder,
-    the ConfigMap has all inputs.
+    The folder has `train.jsonl` and `eval.jsonl`, `model/`, and the script's folder below
+    `script/`. Without a folder, the ConfigMap has all inputs.
     """
     script: str = ""
     """Path of the script, if the run directory has no copy. The script's folder is included.

@@ -299,7 +299,7 @@ def _unpacked(spec_file: Path, scratch: Path) -> Path:
     archive = spec_file.with_name("inputs.zip")
     if archive.is_file():
         with zipfile.ZipFile(archive) as packed:
-            packed.extractall(folder)
+            packed.extractall(folder / RunSpec.load(spec_file).job.folder_name)
     # A script's folder may have its own spec.json.
     target = folder / ".handed-over.json"
     target.write_bytes(spec_file.read_bytes())

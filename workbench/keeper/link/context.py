@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from workbench.base.errors import RunError, WorkbenchError
@@ -102,6 +102,10 @@ class RunContext:
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         return PodRunPaths.of(link.pod.root, self.run_id)
+
+    def folder_on(self, link: AgentLink) -> PurePosixPath:
+        """Return the folder on a pod in which the ranks of a script start."""
+        return self.on_pod(link).script / self.spec.job.folder_name
 
     def ranks_on(self, link: AgentLink) -> list[int]:
         return [place.rank for place in self.places if place.pod == link.pod.name]

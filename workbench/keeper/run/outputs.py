@@ -79,6 +79,7 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
     fields = {
         "run": context.run_id,
         "archive": sent,
+        "named": context.spec.job.folder_name,
         "below": _HASH_ALL if shared else LARGE,
         "shared": str(paths.arrivals) if shared else "",
     }
@@ -203,7 +204,7 @@ class FolderCollector:
                 continue
             stay.setdefault(why, []).append(file)
         digests = self._carry(link, below, come, before)
-        folder = self._context.on_pod(link).script
+        folder = self._context.folder_on(link)
         where = f"on {pod} in {folder}"
         notes = []
         for why, kept in stay.items():
@@ -244,7 +245,7 @@ class FolderCollector:
                 self._tell(-1, -file.size)
             else:
                 come.append((file, target))
-        folder = self._context.on_pod(link).script
+        folder = self._context.folder_on(link)
         pile = root / f".{link.pod.name}.files"
         for file, digest in fetch_files(link, folder, come, pile):
             name = f"{below}/{file.name}"

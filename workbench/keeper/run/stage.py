@@ -37,7 +37,7 @@ def rank_request(
     place = backend_class(context.spec.cluster.backend.get("kind"))
     folder = None
     if job.archive_in(context.paths.root) is not None:
-        folder = str(context.on_pod(link).script)
+        folder = str(context.folder_on(link))
     program = job.program_on(
         PodView(
             package=link.package,
@@ -166,7 +166,8 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     if packed is not None:
         archive = link.put(gate.read_bytes(packed, paths.root, gate.LARGEST_ARCHIVE), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
-    link.work("stage", _UNPACKED_S, run=context.run_id, files=files, archive=archive)
+    sent = {"run": context.run_id, "files": files, "archive": archive, "named": job.folder_name}
+    link.work("stage", _UNPACKED_S, **sent)
     # On a shared disk, results are written directly to the run directory.
     if link.sees(paths.root):
         gate.make_folders(paths.arrivals, paths.root)
