@@ -780,7 +780,7 @@ def test_marks_of_turns_in_a_list_are_refused_under_every_name(
 ) -> None:
     row = {"messages": [*CHAT, *CHAT], "flags": marks}
     path = write(tmp_path / "rows.jsonl", [row] * 2)
-    with pytest.raises(ConfigError, match="the column 'flags' is .*, and the marks of turns"):
+    with pytest.raises(ConfigError, match=r"the column 'flags' is .*, and the marks of turns"):
         prepared(path)
     assert prepared(path, ignore=["flags"]).not_read == ["flags"]
     for other in ([0, 0], [0, 1, 0], [0, 5], ["0", "1"]):

@@ -92,6 +92,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("grpo", {"answer": "a"}, "'prompt' .* is missing|'prompt' is missing"),
     ("grpo", {"prompt": "a", "completions": "b"}, "rename the column"),
     ("grpo", {"prompt": ASKED + said("b")}, "end the list with the question"),
+    ("grpo", {"prompt": "Add.", "messages": ASKED}, "prompt and 'messages' may both be the prompt"),
+    (
+        "dpo",
+        {"prompt": "a", "answers": [{"answer": "b", "rank": 1}], "turns": 1},
+        "'columns': {'prompt': 'prompt', 'chosen': '…', 'rejected': '…'}",
+    ),
 ]
 
 

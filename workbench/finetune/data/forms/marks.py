@@ -67,7 +67,10 @@ _ROWS = re.compile("(this|me|row|sample|example|instance|record)+$")
 """Words after a mark of a row."""
 _ROWS_UNCLEAR = frozenset(("filter", "filtered", "isfiltered"))
 """Marks that are true for the rows to learn, or for the others."""
-_GOOD = {"correct", "good", "accepted", "verified", "desirable", "passed"}
+_GOOD = {
+    *("correct", "good", "accepted", "verified", "desirable", "passed", "safe", "helpful"),
+    *("harmless", "acceptable"),
+}
 _BAD = {
     *("bad", "wrong", "incorrect", "undesirable", "toxic", "harmful", "unsafe", "flagged"),
     *("duplicate", "corrupt", "corrupted", "broken", "failed", "rejected"),
