@@ -238,7 +238,8 @@ class RowTally:
         if position:
             self._positions.setdefault(position, where)
         if row.messages:
-            refuse_lists(data, self._marks, [turn["role"] for turn in row.messages], where)
+            rest = {name: value for name, value in data.items() if name not in self._ignore}
+            refuse_lists(rest, self._marks, [turn["role"] for turn in row.messages], where)
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
         shape = (tuple(data), [is_filled(value) for value in data.values()], bool(row.messages))
