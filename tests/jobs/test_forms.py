@@ -18,6 +18,7 @@ from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
 from workbench.finetune.data.sources.read import table_row
+from workbench.finetune.data.training.rows import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.methods.registry import method_of
@@ -788,6 +789,7 @@ def test_marks_of_turns_in_a_list_are_refused_under_every_name(
         assert prepared(path).not_read == ["flags"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", ".parquet"])
 def test_numbers_of_classes_are_learned_as_the_names_of_the_classes(
     tmp_path: Path, end: str
@@ -805,6 +807,12 @@ def test_numbers_of_classes_are_learned_as_the_names_of_the_classes(
     made = prepared(path)
     assert sorted(row.target for row in lines(made)) == ["", "no", "yes"]
     assert made.empty_answers == 1
+    if end:  # as the pods read a hub dataset
+        (tmp_path / "hub").mkdir()
+        table.to_parquet(tmp_path / "hub" / "train.parquet")
+        hub = {"kind": "hub", "name": str(tmp_path / "hub"), "eval_share": 0.5}
+        loaded = load(None, None, hub, method_of("sft").rows)
+        assert sorted(row.target for row in (*loaded.train, *loaded.eval)) == ["", "no", "yes"]
 
 
 CONTEXTS: Mapping[str, Any] = {

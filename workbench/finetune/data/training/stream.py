@@ -66,19 +66,19 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
 
         saved = load_from_disk(request["saved"])
         yield saved.column_names
-        yield from _named(saved.select_columns(_wanted(columns, saved.column_names, ignore)))
+        yield from named_rows(saved.select_columns(_wanted(columns, saved.column_names, ignore)))
     elif "share" in request:
         loaded = open_hub(request["hub"], request["split"])
-        yield from _named(loaded.select(range(first_rows(len(loaded), request["share"]))))
+        yield from named_rows(loaded.select(range(first_rows(len(loaded), request["share"]))))
     elif "split" in request:
         # `datasets` cannot stream a part of a split.
         streaming = request["split"].isidentifier()
-        yield from _named(open_hub(request["hub"], request["split"], streaming=streaming))
+        yield from named_rows(open_hub(request["hub"], request["split"], streaming=streaming))
     else:
         _check_reachable(request["hub"]["name"])
         splits = open_hub(request["hub"], None, streaming=True)
         yield {
-            name: next(_named(split.take(1)), None)
+            name: next(named_rows(split.take(1)), None)
             for name, split in splits.items()
             if name in request["first"]
         }
@@ -120,7 +120,7 @@ def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
     return found.get("info", {}).get("features") or {}
 
 
-def _named(dataset: Any) -> Iterator[Any]:
+def named_rows(dataset: Any) -> Iterator[Any]:
     """Yield the rows of a dataset with the names of classes."""
     features = dataset.features
     classes = _classes(features.to_dict() if features is not None else {})
