@@ -14,6 +14,8 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig
 
+from workbench.base.files import read_given
+
 _ENTRY = re.compile(r'^\s+\(?"([\w-]+)"[:,]', re.MULTILINE)
 _FORMAT = re.compile(r"(torch\.)?((bfloat|float|u?int)\d+\w*|half|float|double|auto)")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "dense_act_fn")
@@ -77,7 +79,7 @@ def _rotary(settings: object) -> Iterator[Mapping[str, Any]]:
 
 def _find(name: str, file: str, table: str, problem: str) -> None:
     """Raise KeyError for a name that is not in a table of a module that needs torch."""
-    source = (Path(transformers.__file__).parent / file).read_text("utf-8")
+    source = read_given(Path(transformers.__file__).parent / file)
     # Both kinds of tables end with a bracket at the begin of a line.
     entries = re.split(r"\n[})]", source.partition(table)[2], maxsplit=1)[0]
     names = _ENTRY.findall(entries)
