@@ -16,8 +16,8 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from workbench.base.files import read_given
 
-_ENTRY = re.compile(r'^\s+\(?"([\w-]+)"[:,]', re.MULTILINE)
-_FORMAT = re.compile(r"(torch\.)?((bfloat|float|u?int)\d+\w*|half|float|double|auto)")
+_ENTRY = re.compile(r'^ {4,12}\(?"([\w-]{1,64})"[:,]', re.MULTILINE)
+_FORMAT = re.compile(r"(torch\.)?((bfloat|float|u?int)\d\w*|half|float|double|auto)")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "dense_act_fn")
 _NUMBERS = (
     *("min_length", "max_time", "guidance_scale", "no_repeat_ngram_size", "repetition_penalty"),
