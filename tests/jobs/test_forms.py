@@ -18,6 +18,7 @@ from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
 from workbench.finetune.data.sources.read import table_row
+from workbench.finetune.data.training.rows import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.methods.registry import method_of
@@ -633,10 +634,12 @@ BELONGING = {
     "history": [
         *("chat_history", "conversation_history", "dialog history", "chathistory", "priorTurns"),
         *("past_messages", "previous_messages", "previous_turns", "context_messages"),
+        *("past", "Prior", "previous", "past_user_inputs", "previous conversation", "earlierChat"),
     ],
     "system": [
         *("system_instruction", "sys_prompt", "sys", "System Text", "systemprompt", "preamble"),
-        "persona",
+        *("persona", "bot_persona", "developer", "developer_message", "developerPrompt"),
+        "instructions",
     ],
     "choices": ["answer_choices", "answerOptions", "endings"],
     "tools": [
@@ -676,7 +679,7 @@ def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
     "name",
     [
         *("context_length", "system_id", "document_title", "turn_count", "choice", "prompt_id"),
-        *("tool_count", "persona_id", "list"),
+        *("tool_count", "persona_id", "list", "developer_id", "previous_id", "conversation"),
     ],
 )
 def test_a_name_whose_last_word_is_no_part_of_a_prompt_is_only_not_read(
@@ -717,7 +720,36 @@ def test_a_column_of_the_prompt_beside_named_columns_is_refused_in_every_format(
     assert set(prepared(path, columns=columns, ignore=ignored).not_read) == {name, "option_b"}
 
 
-@pytest.mark.parametrize("name", ["past", "conversation", "dialogue", "x"])
+@pytest.mark.parametrize(
+    "exchanges",
+    [
+        [["Who came?", "Bob."]],
+        [{"user": "Who came?", "assistant": "Bob."}],
+        [{"human": "Hi!", "gpt": "Hello."}, {"human": "Who came?", "gpt": "Bob."}],
+    ],
+)
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+def test_exchanges_beside_a_question_are_refused_under_every_name(
+    tmp_path: Path, end: str, exchanges: list[Any]
+) -> None:
+    row = {"question": "Who?", "answer": "Ann", "log": exchanges}
+    path = write(tmp_path / f"rows.{end}", [row] * 2)
+    with pytest.raises(ConfigError, match=r"the column 'log' belongs to the prompt.*'history'"):
+        prepared(path)
+    assert prepared(path, ignore=["log"]).not_read == ["log"]
+
+
+@pytest.mark.parametrize(
+    "value", [[["Paris", "city"]], [["Who came?"]], [[1, 2]], [{"model": "a"}]]
+)
+def test_lists_of_other_things_beside_a_question_are_only_not_read(
+    tmp_path: Path, value: list[Any]
+) -> None:
+    row = {"question": "Who?", "answer": "Ann", "log": value}
+    assert prepared(write(tmp_path / "rows.jsonl", [row] * 2)).not_read == ["log"]
+
+
+@pytest.mark.parametrize("name", ["thread", "conversation", "dialogue", "x"])
 def test_turns_beside_a_question_are_refused_under_every_name(tmp_path: Path, name: str) -> None:
     row: dict[str, Any] = {"question": "Who?", "answer": "Ann", name: CHAT}
     path = write(tmp_path / "rows.jsonl", [row] * 2)
@@ -728,6 +760,59 @@ def test_turns_beside_a_question_are_refused_under_every_name(tmp_path: Path, na
     assert prepared(path, columns=asked).not_read == [name]
     read = lines(prepared(path, columns={"messages": name}))
     assert [len(row.messages) for row in read] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["prompt", "instruction", "question", "query", "problem"])
+def test_a_question_beside_a_chat_is_only_not_read_if_the_turns_have_it(
+    tmp_path: Path, name: str
+) -> None:
+    asked = {"role": "user", "content": "Say who came."}
+    row = {"messages": [asked, CHAT[1]], name: "Say who came."}
+    assert prepared(write(tmp_path / "same.jsonl", [row] * 2)).not_read == [name]
+    path = write(tmp_path / "other.jsonl", [row, {**row, name: "Answer as a pirate."}])
+    with pytest.raises(ConfigError, match=rf"line 2: the column '{name}' .* into a turn"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+
+
+@pytest.mark.parametrize("marks", [[0, 1], [False, False, False, True], [1.0, 0.0]])
+def test_marks_of_turns_in_a_list_are_refused_under_every_name(
+    tmp_path: Path, marks: list[Any]
+) -> None:
+    row = {"messages": [*CHAT, *CHAT], "flags": marks}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match=r"the column 'flags' is .*, and the marks of turns"):
+        prepared(path)
+    assert prepared(path, ignore=["flags"]).not_read == ["flags"]
+    for other in ([0, 0], [0, 1, 0], [0, 5], ["0", "1"]):
+        path = write(tmp_path / "other.jsonl", [{**row, "flags": other}] * 2)
+        assert prepared(path).not_read == ["flags"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", ".parquet"])
+def test_numbers_of_classes_are_learned_as_the_names_of_the_classes(
+    tmp_path: Path, end: str
+) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"question": Value("string"), "answer": ClassLabel(names=["no", "yes"])})
+    rows = {"question": ["a?", "b?", "c?"], "answer": [1, 0, -1]}
+    table = Dataset.from_dict(rows, features=features)
+    path = tmp_path / f"rows{end}"
+    if end:
+        table.to_parquet(path)
+    else:
+        table.save_to_disk(path)
+    made = prepared(path)
+    assert sorted(row.target for row in lines(made)) == ["", "no", "yes"]
+    assert made.empty_answers == 1
+    if end:  # as the pods read a hub dataset
+        (tmp_path / "hub").mkdir()
+        table.to_parquet(tmp_path / "hub" / "train.parquet")
+        hub = {"kind": "hub", "name": str(tmp_path / "hub"), "eval_share": 0.5}
+        loaded = load(None, None, hub, method_of("sft").rows)
+        assert sorted(row.target for row in (*loaded.train, *loaded.eval)) == ["", "no", "yes"]
 
 
 CONTEXTS: Mapping[str, Any] = {

@@ -8,6 +8,8 @@ import functools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from math import nan
 from typing import Any
 
@@ -86,6 +88,11 @@ def test_an_error_is_named_with_the_first_row_and_kept_as_the_cause() -> None:
     with pytest.raises(Raised, match=r"judged raised KeyError: 'answer'.*1\+1\?") as caught:
         call(broken, ROWS, ["2", "5"])
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("number", [np.True_, True, Decimal(1), Fraction(1), np.float16(1)])
+def test_a_number_of_any_type_is_a_reward(number: object) -> None:
+    assert call(lambda completions: [number, 0], ROWS, ["2", "5"]) == [1.0, 0.0]
 
 
 def test_none_means_that_a_function_does_not_apply() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.methodruns import pairs, write_rows
 from workbench import FineTune, preview
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.rows import Example, prepared_row
+from workbench.finetune.data.rows import Example, UnknownForm, prepared_row
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.training.rows import load
 from workbench.finetune.methods.registry import method_of
@@ -92,6 +92,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("grpo", {"answer": "a"}, "'prompt' .* is missing|'prompt' is missing"),
     ("grpo", {"prompt": "a", "completions": "b"}, "rename the column"),
     ("grpo", {"prompt": ASKED + said("b")}, "end the list with the question"),
+    ("grpo", {"prompt": "Add.", "messages": ASKED}, "prompt and 'messages' may both be the prompt"),
 ]
 
 
@@ -101,6 +102,13 @@ def test_a_row_without_meaning_is_refused_by_place_and_column(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         read(method, row)
+
+
+def test_a_number_and_a_list_of_ranks_are_no_answers_to_name() -> None:
+    row = {"prompt": "a", "answers": [{"answer": "b", "rank": 1}], "turns": 1}
+    with pytest.raises(UnknownForm) as refused:
+        read("dpo", row)
+    assert refused.value.columns == {"prompt": "prompt", "chosen": "…", "rejected": "…"}
 
 
 def made(folder: Path, method: str, rows: list[dict[str, Any]], **options: Any) -> Any:

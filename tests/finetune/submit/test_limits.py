@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
 from tests.support.sentences import says, sentence
 from workbench.base import entries
+from workbench.base.child import HELPER, HOME, child_environment, main_of
 from workbench.base.errors import ConfigError
 from workbench.finetune.job import outlined
 from workbench.finetune.job.architectures import WITHOUT_START, check_architecture
@@ -30,6 +32,7 @@ from workbench.finetune.job.limits import (
     lacking_memory,
     model_notes,
 )
+from workbench.finetune.model import described, outline
 from workbench.finetune.plan.plan import plan
 from workbench.finetune.plan.reading import preview
 from workbench.finetune.submit.prepare import check_early
@@ -943,7 +946,7 @@ def test_a_child_makes_the_outline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = folders.model(tmp_path / "mine", rope_scaling={"rope_type": "nope", "factor": 2.0})
     with pytest.raises(ConfigError, match=sentence("which transformers refuses")):
         check_early(job_of(folder), gpus=0)
-    # Without torch here, the ranks find out.
+    # Without transformers here, the ranks find out.
     outlined._refusal.cache_clear()
     monkeypatch.setattr(entries, "OUTLINE", "workbench.no.such.module")
     check_early(job_of(folder), gpus=0)
@@ -957,6 +960,89 @@ def test_missing_tokens_are_named_without_torch(
 ) -> None:
     monkeypatch.setattr(outlined, "_refusal", lambda request: "")
     test_a_folder_is_refused_before_the_pods_start(case, tmp_path)
+
+
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] == "torch" else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Others if each is PathFinder else each for each in sys.meta_path]
+"""
+OF_MODELS = (
+    "hidden_size 0",
+    "answers with repetition_penalty 2",
+    "answers with no_repeat_ngram_size 2.0",
+    "answers with sequence_bias",
+    "answers with bad_words_ids",
+    "answers with exponential_decay",
+)
+"""Cases that a model alone refuses, and no model is made without torch."""
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide torch from the outlines of models."""
+    outlined._refusal.cache_clear()
+    monkeypatch.setattr(outline, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("case", [case for case in REFUSED if not case.startswith(OF_MODELS)])
+def test_a_folder_is_refused_without_torch(case: str, tmp_path: Path) -> None:
+    test_a_folder_is_refused_before_the_pods_start(case, tmp_path)
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_a_good_folder_is_accepted_without_torch(case: str, tmp_path: Path) -> None:
+    test_a_good_folder_is_accepted(case, tmp_path)
+
+
+@pytest.mark.parametrize("name", described._NUMBERS)
+def test_a_model_refuses_the_same_texts_for_numbers(name: str) -> None:
+    request = {"folder": "their", "config": folders.LLAMA, "generation": {name: "1"}}
+    assert name in outline.answer({**request, "scores": False, "tensor_parallel": False})["refused"]
+
+
+def test_an_outline_is_made_without_torch(tmp_path: Path) -> None:
+    request = {
+        "folder": "their",
+        "config": {**folders.LLAMA, "hidden_act": "geluu"},
+        "generation": {},
+        "scores": False,
+        "tensor_parallel": False,
+    }
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    run = subprocess.run(
+        [sys.executable, *main_of(entries.OUTLINE)],
+        input=json.dumps(request),
+        env={**child_environment(**HELPER), "PYTHONPATH": f"{tmp_path}{os.pathsep}{HOME}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert "config.json has hidden_act 'geluu'" in json.loads(run.stdout)["refused"]
+
+
+@pytest.mark.slow
+def test_a_type_with_a_class_is_accepted_without_torch() -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto as auto
+
+    count = 0
+    for kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if kind == "gemma4_assistant":  # has no default configuration
+            continue
+        settings = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str))
+        if not settings.get("is_encoder_decoder"):
+            described.check_described(settings, scores=False)
+            count += 1
+    assert count > 150
 
 
 @pytest.mark.slow

@@ -22,8 +22,14 @@ from workbench.finetune.data.forms.marks import (
     row_marks,
     truth_of,
 )
-from workbench.finetune.data.forms.messages import CHAT, TURN_KEYS, has_content, is_turn
-from workbench.finetune.data.forms.table import EVERY, GIVEN, option_columns
+from workbench.finetune.data.forms.messages import (
+    CHAT,
+    TURN_KEYS,
+    has_content,
+    is_exchange,
+    is_turn,
+)
+from workbench.finetune.data.forms.table import EVERY, GIVEN, HISTORY, option_columns
 from workbench.finetune.data.forms.telling import (
     CONTEXT,
     LABEL,
@@ -49,6 +55,8 @@ _OF_MEDIA = (
 )
 THOUGHTS = "thoughts"
 """Kind of a column with the thoughts before the answer."""
+_QUESTION = "question"
+"""Kind of a column that is the question in rows of another form."""
 _EMPTY = f"an empty question or answer {LEFT_OUT}"
 _QUESTIONS = {form.asks for form in EVERY}
 _MOST = 200  # most names to keep; rows may have any number of keys
@@ -168,6 +176,8 @@ class RowTally:
             key = CONTEXT if name in options else belongs_to_prompt(name)
             if key is None and not is_of_pair and is_thought(name):
                 key = THOUGHTS
+            if key is None and name in _QUESTIONS - {"source"}:  # a source may be an origin
+                key = _QUESTION
             if key is not None:
                 self._prompting[name] = key
             if is_row_mark(name):
@@ -228,7 +238,8 @@ class RowTally:
         if position:
             self._positions.setdefault(position, where)
         if row.messages:
-            refuse_lists(data, self._marks, where)
+            rest = {name: value for name, value in data.items() if name not in self._ignore}
+            refuse_lists(rest, self._marks, [turn["role"] for turn in row.messages], where)
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
         shape = (tuple(data), [is_filled(value) for value in data.values()], bool(row.messages))
@@ -260,7 +271,10 @@ class RowTally:
         for name, key in self._prompting.items():
             if name in own or not _asks(name, data[name]):
                 continue
-            is_part = key in (CONTEXT, THOUGHTS)
+            is_part = key in (CONTEXT, THOUGHTS, _QUESTION)
+            # The readers of texts refuse two questions.
+            if key == _QUESTION and in_text:
+                continue
             # Forms to summarize read no context. Plain text has everything in itself.
             if key == CONTEXT and in_text and name in GIVEN and not columns:
                 continue
@@ -275,8 +289,13 @@ class RowTally:
     def _check_turns(self, data: Mapping[str, object], own: set[str], where: str) -> None:
         """Raise ConfigError for turns of a chat that a question and its answer leave out."""
         for name in data.keys() - own - self._ignore - {*TURN_KEYS}:
-            value = data[name]
-            if isinstance(value, list | tuple) and value and all(map(is_turn, value)):
+            value = _unpacked(data[name])
+            if not isinstance(value, list | tuple) or not value:
+                continue
+            if all(map(is_exchange, value)):
+                problem = _unread_prompt(str(name), HISTORY, {}, is_chat=False)
+                raise ConfigError(f"{where}: the column {name!r} {problem}")
+            if all(map(is_turn, value)):
                 columns = {CHAT: str(name)}
                 raise ConfigError(
                     f"{where}: the column {name!r} holds turns of a chat, and the row is read as "
@@ -428,18 +447,22 @@ def _stands_in(value: object, row: Example) -> bool:
 def _texts(value: object) -> Iterator[str]:
     match value:
         case str():
-            # A CSV table contains lists as JSON text.
-            inner: object = None
-            if value.lstrip()[:1] in ("[", "{"):
-                with suppress(ValueError):
-                    inner = parse_json(value)
-            yield from [value] if inner is None else _texts(inner)
+            inner = _unpacked(value)
+            yield from [value] if inner is value else _texts(inner)
         case Mapping():
             for each in value.values():
                 yield from _texts(each)
         case [*several]:
             for each in several:
                 yield from _texts(each)
+
+
+def _unpacked(value: object) -> object:
+    """Return the list or object of a JSON text, as in a CSV table; any other value as given."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with suppress(ValueError):
+            return parse_json(value)
+    return value
 
 
 def _unread_prompt(name: str, key: str, columns: Mapping[str, str], *, is_chat: bool) -> str:
@@ -454,9 +477,9 @@ def _unread_prompt(name: str, key: str, columns: Mapping[str, str], *, is_chat: 
                 "Write the text into the assistant's turn: into 'content', or into a key that the "
                 "chat template reads, such as 'reasoning_content'"
             )
-    elif is_chat and key == CONTEXT:
+    elif is_chat and key in (CONTEXT, _QUESTION):
         remedy = "Write the text into a turn of the chat"
-    elif belongs_to_prompt(name) is None:
+    elif key == CONTEXT and belongs_to_prompt(name) is None:
         # An option of a question has a column of its own.
         remedy = f"Write {{{name}}} into the template of the question in columns"
     elif not key:

@@ -9,8 +9,11 @@ from workbench.finetune.data.forms.messages import unread_in_turns
 from workbench.finetune.data.rows import Example, columns_read, row_from
 from workbench.finetune.data.tasks import Table
 
-MISSING = "a question or an answer 'nan', as tables write an empty cell"
-_MISSING = ("nan", "<na>", "nat")
+MISSING = "a question or an answer 'nan' or '#REF!', as tables write an empty or a broken cell"
+_MISSING = (
+    *("nan", "<na>", "nat"),
+    *("#div/0!", "#n/a", "#name?", "#null!", "#num!", "#ref!", "#value!"),  # spreadsheets
+)
 
 
 class RowReader:

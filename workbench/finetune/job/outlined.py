@@ -1,6 +1,7 @@
 """Refuse at submit what transformers refuses in a model's configuration and settings of answers.
 
-A child makes the model without weights. Without torch on this machine, the ranks find out.
+A child makes the model without weights, or reads the settings alone on a machine without torch.
+Without transformers on this machine, the ranks find out.
 """
 
 from __future__ import annotations
@@ -70,6 +71,6 @@ def _refusal(request: str) -> str:
             limit_s=_LIMIT_S,
             memory_bytes=_MEMORY_BYTES,
         )
-    except ValueError:  # no torch here, or the child took too long: the ranks find out
+    except ValueError:  # no transformers here, or the child took too long: the ranks find out
         return ""
     return str(answer.get("refused", ""))

@@ -8,7 +8,6 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
-from numbers import Real
 from typing import Any
 
 from workbench.base.errors import RunError
@@ -142,6 +141,14 @@ def _failure(name: str, function: Reward, error: BaseException, rows: Sequence[R
     return message
 
 
+def _float(value: Any) -> float:
+    """Return a number of any type as TRL takes it; NaN for another value."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _numbers(
     returned: Any,
     name: str,
@@ -166,14 +173,15 @@ def _numbers(
         if value is None:
             numbers.append(math.nan)
             continue
-        if not isinstance(value, Real) or not math.isfinite(value):
+        number = _float(value)
+        if not math.isfinite(number):
             said = plain(str(completion)[:_LETTERS])
             raise Raised(
                 f"the reward function {name} returned {value!r}, no finite number, for the "
                 f"completion {said!r} of the row {shown_row(row)}. Return None for a row to which "
                 "the function does not apply"
             )
-        numbers.append(float(value))
+        numbers.append(number)
     return numbers
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part, text
+from workbench.base.json_values import Json, number, part, parts, text
 from workbench.finetune.data.forms.asked import (
     option_names,
     options_of,
@@ -114,12 +114,13 @@ class MethodRows(RowReader):
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
         there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
-        # A list of other things than turns is no part of a row. Of columns such as `response_a`
-        # and `response_b`, nothing says which is meant.
+        # A number is no part of a row, and a list of other things than turns is none. Of columns
+        # such as `response_a` and `response_b`, nothing says which is meant.
         alike = Counter(str(name)[:-1] for name in row.data)
         names = []
         for name, value in row.data.items():
             is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
+            is_part = is_part and number(value) is None
             if is_part and alike[str(name)[:-1]] == 1:
                 names.append(str(name))
         raise UnknownForm(
@@ -439,10 +440,12 @@ class PromptRows(MethodRows):
 
 def check_prompt(row: Fields, form: Form) -> None:
     """Raise ConfigError for a question if another column may be the prompt too."""
-    if form.asks == "prompt":
-        return
     asked = str(row.data[form.asks])
-    others = other_questions(row.data, form)
+    others = other_questions(row.data, form) if form.asks != "prompt" else []
+    chat = chat_key(row.data)
+    said = [str(turn.get("content", turn.get("value"))) for turn in parts(row.data.get(chat))]
+    if said and not any(asked.strip() in each for each in said):
+        others.append(chat)
     if form.asks == _ORIGIN:
         # A source may say where the row is from.
         for name, value in row.data.items():

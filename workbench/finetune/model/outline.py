@@ -1,6 +1,7 @@
 """Make a model of a configuration without weights, and name the key that transformers refuses.
 
-The module runs as a child of the notebook's process.
+The module runs as a child of the notebook's process. Without torch, the settings are read and no
+model is made.
 """
 
 from __future__ import annotations
@@ -11,22 +12,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial, reduce
+from importlib.util import find_spec
 from operator import getitem
 from typing import Any
 
-import torch
-from transformers import (
-    CONFIG_MAPPING,
-    GenerationConfig,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import CONFIG_MAPPING, GenerationConfig
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.finetune.job.architectures import NEVER_RUN
-from workbench.finetune.model.generate import GREEDY
-from workbench.finetune.model.load import without_weights
-from workbench.finetune.techniques.on_pods.tensor import styles_of
+from workbench.finetune.model.described import check_answers, check_described, check_stops
 
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
@@ -53,7 +47,8 @@ def check(
     folder: str, config: Settings, generation: Settings, *, scores: bool, tensor_parallel: bool
 ) -> None:
     """Raise ConfigError for a setting in a model's files that transformers refuses."""
-    make = partial(_model, scores=scores)
+    has_torch = find_spec("torch") is not None
+    make = partial(_model if has_torch else check_described, scores=scores)
     source = f"{folder}/config.json"
     kind = config["model_type"]
     if kind not in CONFIG_MAPPING:
@@ -81,12 +76,18 @@ def check(
             f"{source}: transformers cannot make the model ({why}). Correct the file, or take the "
             "file from the model's author"
         )
-    model = make(config)
-    if tensor_parallel:
-        styles_of(model)
-    if scores or not model.can_generate():
+    prepare = check_answers
+    if has_torch:
+        from workbench.finetune.techniques.on_pods.tensor import styles_of
+
+        model = _model(config, scores=scores)
+        if tensor_parallel:
+            styles_of(model)
+        if not model.can_generate():
+            return
+        prepare = partial(_answer, model)
+    if scores:
         return
-    prepare = partial(_answer, model)
     why = _error(prepare, generation)
     if why:
         _refuse(prepare, generation, why, f"{folder}/generation_config.json")
@@ -104,6 +105,8 @@ def _refuse(make: Callable[[Settings], object], settings: Settings, why: str, so
 
 
 def _model(settings: Settings, *, scores: bool) -> Any:
+    from workbench.finetune.model.load import without_weights
+
     kind = CONFIG_MAPPING[settings["model_type"]]
     config = kind.from_dict(deepcopy({**settings, "quantization_config": None}))
     if scores:
@@ -113,11 +116,15 @@ def _model(settings: Settings, *, scores: bool) -> Any:
 
 def _answer(model: Any, settings: Settings) -> None:
     """Prepare an answer with the settings as `generate` does, and apply them to scores."""
-    options = deepcopy({**settings})
+    import torch
+    from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
+    from transformers.modeling_outputs import BaseModelOutput
+
+    from workbench.finetune.model.generate import GREEDY
+
     # `generate` gives no tokenizer to a way of decoding that it does not know.
-    texts = options.pop("stop_strings", None)
-    if texts is not None and not (texts and all(isinstance(text, str) for text in texts)):
-        raise ValueError("it must be a text or a list of texts")
+    options = deepcopy({**settings, "stop_strings": None})
+    check_stops(settings)
     model.generation_config = GenerationConfig.from_dict(options)
     given: dict[str, Any] = {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
     if model.config.is_encoder_decoder:

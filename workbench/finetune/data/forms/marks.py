@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from workbench.base import json_values
@@ -67,7 +67,10 @@ _ROWS = re.compile("(this|me|row|sample|example|instance|record)+$")
 """Words after a mark of a row."""
 _ROWS_UNCLEAR = frozenset(("filter", "filtered", "isfiltered"))
 """Marks that are true for the rows to learn, or for the others."""
-_GOOD = {"correct", "good", "accepted", "verified", "desirable", "passed"}
+_GOOD = {
+    *("correct", "good", "accepted", "verified", "desirable", "passed", "safe", "helpful"),
+    *("harmless", "acceptable"),
+}
 _BAD = {
     *("bad", "wrong", "incorrect", "undesirable", "toxic", "harmful", "unsafe", "flagged"),
     *("duplicate", "corrupt", "corrupted", "broken", "failed", "rejected"),
@@ -212,11 +215,19 @@ def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> d
     return verdicts
 
 
-def refuse_lists(data: Mapping[str, object], names: Iterable[str], where: str) -> None:
-    """Raise ConfigError for a list of marks beside the turns of a chat."""
-    for name in names:
-        value = data[name]
-        if isinstance(value, list | tuple) and value:
+def refuse_lists(
+    data: Mapping[str, object], names: Collection[str], roles: Sequence[str], where: str
+) -> None:
+    """Raise ConfigError for a list of marks beside the turns of a chat.
+
+    Under any name, true and false for as many turns may be such a list.
+    """
+    lengths = (len(roles), roles.count("assistant"))
+    for name, value in data.items():
+        if not isinstance(value, list | tuple) or not value:
+            continue
+        truths = {truth_of(each) for each in value if not isinstance(each, str)}
+        if name in names or (len(value) in lengths and truths == {True, False}):
             problem = (
                 f"is {short(value)}, and the marks of turns are read of the turns alone. Write "
                 '"weight": 0 into every turn that is not learned'

@@ -306,6 +306,24 @@ def is_turn(value: object) -> bool:
     return isinstance(value, Mapping) and ("role" in value or "from" in value)
 
 
+def is_exchange(value: object) -> bool:
+    """Return whether a value is a question and an answer: two texts, or texts by role.
+
+    Two words may be anything, as the name and the kind of a place.
+
+    Example:
+        >>> is_exchange(["Who is it?", "Ann."]), is_exchange({"human": "Hi!", "gpt": "Hello."})
+        (True, True)
+        >>> is_exchange(["Paris", "city"]), is_exchange({"name": "Ann"}), is_exchange([0.1, 0.2])
+        (False, False, False)
+    """
+    if isinstance(value, Mapping):
+        return len(value) > 1 and all(_folded(key) in _ROLES for key in value)
+    if not isinstance(value, list | tuple) or list(map(type, value)) != [str, str]:
+        return False
+    return any(len(text.split()) > 1 for text in value)
+
+
 def is_learned(turn: Message) -> bool:
     """Return whether a turn is an assistant turn to learn."""
     return turn["role"] == "assistant" and turn.get("weight") != 0

@@ -37,8 +37,12 @@ _CONTEXTS = {
     "schema",
     "story",
 }
-_TURNS = {"message", "turn", "exchange", "utterance"}
-_EARLIER = {"past", "previous", "prior", "earlier", "history", "context"}
+_TURNS = {
+    *("message", "turn", "exchange", "utterance", "conversation", "dialog", "dialogue", "chat"),
+    *("input", "reply"),
+}
+_PAST = {"past", "previous", "prior", "earlier"}
+_EARLIER = {*_PAST, "history", "context"}
 _BETTER = {"winner", "winning", "preferred", "preference", "better", "best", "safer", "vote"}
 _ANSWERS = {"answer", "response", "completion", "output", "reply", "ref", "summary", "generation"}
 _SPLITS = {"split", "splits", "set", "subset", "partition", "fold", "phase"}
@@ -50,8 +54,9 @@ _THOUGHTS = {"reasoning", "thinking", "thought", "thoughts", "cot", "scratchpad"
 _OF_THOUGHTS = {*_THOUGHTS, "content", "trace", "traces", "text", "process", "chain"}
 _SWITCHES = {"chat_template_kwargs", "enable_thinking", "reasoning_effort"}
 """Arguments of chat templates."""
-_SYSTEM_TEXTS = {"system", "sys", "prompt", "message", "instruction", "text"}
-_SYSTEMS = {"systemprompt", "sysprompt", "preamble", "persona"}
+_SYSTEM_NAMES = {"system", "sys", "developer"}
+_SYSTEM_TEXTS = {*_SYSTEM_NAMES, "prompt", "message", "instruction", "text"}
+_SYSTEMS = {"systemprompt", "sysprompt", "preamble", "persona", "instructions"}
 _OPTIONS = {*CHOICE_KEYS, "endings", "alternatives"}
 _OF_TOOLS = {"tool", "function", "api"}
 _SCHEMAS = {"schema", "definition", "description", "signature", "spec", "list"}
@@ -79,9 +84,10 @@ def belongs_to_prompt(name: object) -> str | None:
         return ""
     first, last = (words[0], words[-1]) if words else ("", "")
     single = last.removesuffix("s")
-    if whole in _SYSTEMS or (first in ("system", "sys") and {last, single} & _SYSTEM_TEXTS):
+    if last in _SYSTEMS or (first in _SYSTEM_NAMES and {last, single} & _SYSTEM_TEXTS):
         return SYSTEM_KEYS[0]
-    if last.endswith(HISTORY) or (single in _TURNS and _EARLIER & {*words}):
+    is_turns = single in _TURNS and bool(_EARLIER & {*words})
+    if last.endswith(HISTORY) or is_turns or (words and {*words} <= _PAST):
         return HISTORY
     if last in _OPTIONS:
         return CHOICE_KEYS[0]

@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.package import file_digest
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, prepared_row
-from workbench.finetune.data.training.stream import json_line, open_hub
+from workbench.finetune.data.training.stream import json_line, named_rows, open_hub
 
 if TYPE_CHECKING:
     from workbench.finetune.data.column_checks import RowTally
@@ -159,7 +159,7 @@ def _split_of(
     if most is not None:
         loaded = loaded.select(range(min(most, len(loaded))))
     read = []
-    for number, raw in enumerate(loaded):
+    for number, raw in enumerate(named_rows(loaded)):
         # Dates, NaN and bytes are read as where the job was submitted.
         row = hub.row(json.loads(json_line(raw)), split, number, tally=tally)
         if row is not None:

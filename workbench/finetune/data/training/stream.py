@@ -66,20 +66,19 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
 
         saved = load_from_disk(request["saved"])
         yield saved.column_names
-        yield from saved.select_columns(_wanted(columns, saved.column_names, ignore))
+        yield from named_rows(saved.select_columns(_wanted(columns, saved.column_names, ignore)))
     elif "share" in request:
         loaded = open_hub(request["hub"], request["split"])
-        yield from loaded.select(range(first_rows(len(loaded), request["share"])))
+        yield from named_rows(loaded.select(range(first_rows(len(loaded), request["share"]))))
     elif "split" in request:
         # `datasets` cannot stream a part of a split.
-        yield from open_hub(
-            request["hub"], request["split"], streaming=request["split"].isidentifier()
-        )
+        streaming = request["split"].isidentifier()
+        yield from named_rows(open_hub(request["hub"], request["split"], streaming=streaming))
     else:
         _check_reachable(request["hub"]["name"])
         splits = open_hub(request["hub"], None, streaming=True)
         yield {
-            name: next(iter(split.take(1)), None)
+            name: next(named_rows(split.take(1)), None)
             for name, split in splits.items()
             if name in request["first"]
         }
@@ -109,8 +108,41 @@ def _parquet(path: str, columns: Sequence[str], ignore: Sequence[str]) -> Iterat
     ) as file:
         names = file.schema_arrow.names
         yield names
+        classes = _classes(_features(file.schema_arrow.metadata or {}))
         for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, names, ignore)):
-            yield from batch.to_pylist()
+            for row in batch.to_pylist():
+                yield _with_classes(row, classes)
+
+
+def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
+    """Return the features that `datasets` wrote into a Parquet file."""
+    found = json.loads(metadata.get(b"huggingface", b"{}"))
+    return found.get("info", {}).get("features") or {}
+
+
+def named_rows(dataset: Any) -> Iterator[Any]:
+    """Yield the rows of a dataset with the names of classes."""
+    features = dataset.features
+    classes = _classes(features.to_dict() if features is not None else {})
+    for row in dataset:
+        yield _with_classes(row, classes)
+
+
+def _classes(features: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+    """Return the names of the classes of every column that holds numbers of classes."""
+    return {
+        name: feature["names"]
+        for name, feature in features.items()
+        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel"
+    }
+
+
+def _with_classes(row: Any, classes: Mapping[str, Sequence[str]]) -> Any:
+    """Return a row with the name of a class in place of its number; -1 is no class."""
+    for name in classes.keys() & row.keys():
+        number = row[name]
+        row[name] = None if number in (None, -1) else classes[name][number]
+    return row
 
 
 def _wanted(columns: Sequence[str], names: Sequence[str], ignore: Sequence[str]) -> list[str]:
