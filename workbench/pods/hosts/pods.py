@@ -188,7 +188,8 @@ class SSHPods(Place):
             options["hosts"] = hosts
         elif hostfile:
             path = user_path(hostfile)
-            options["hosts"] = from_hostfile(path.absolute())
+            check = str if options.get("ssh_config", False) else check_address
+            options["hosts"] = from_hostfile(path.absolute(), check)
         super().__init__(**options)
         # A name for the configuration is free in its form; an address goes to launchers, too.
         if self.ssh_config is False:
