@@ -60,8 +60,9 @@ class _Session(paramiko.ServerInterface):  # type: ignore[misc]
     def get_allowed_auths(self, _user: str) -> str:
         return "publickey"
 
-    def check_auth_publickey(self, _user: str, key: paramiko.PKey) -> int:
+    def check_auth_publickey(self, user: str, key: paramiko.PKey) -> int:
         is_ours = f"{key.get_name()} {key.get_base64()}" == self._key
+        _log(f"{'Accepted' if is_ours else 'Refused'} publickey for {user}")
         return int(paramiko.AUTH_SUCCESSFUL if is_ours else paramiko.AUTH_FAILED)
 
     def check_channel_request(self, kind: str, _number: int) -> int:
