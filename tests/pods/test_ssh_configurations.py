@@ -231,6 +231,11 @@ def strict(site: Site) -> Path:
     return site.config(site.entry("lab", site.host, more))
 
 
+def machine_wide(site: Site) -> Path:
+    more = f'  GlobalKnownHostsFile "{site.known}"\n  UserKnownHostsFile /dev/null\n'
+    return site.config(site.entry("lab", site.host, more), known=False)
+
+
 CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
     "several identity files": ("lab", two_keys),
     "token in a name": ("lab", token),
@@ -238,6 +243,7 @@ CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
     "ProxyCommand": ("lab", command),
     "Match exec": ("lab", match),
     "HostKeyAlias": ("lab", alias_of_key),
+    "known hosts of the machine": ("lab", machine_wide),
     "capital letters": ("GPU-1", lambda site: site.config(site.entry("GPU-1", site.host))),
     "underscore": ("gpu_1", lambda site: site.config(site.entry("gpu_1", site.host))),
     "slash": ("lab/gpu1", lambda site: site.config(site.entry("lab/gpu1", site.host))),

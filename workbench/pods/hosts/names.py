@@ -68,6 +68,8 @@ class Host:
     """The address that the name stands for in an OpenSSH configuration; empty: `address`."""
     known_hosts: tuple[str, ...] = ()
     """The files of the user's configuration."""
+    system_known_hosts: tuple[str, ...] = ()
+    """The files of the machine, by the user's configuration."""
     jump: Host | None = None
     """The host to go through, as the user named it; None: as the configuration says."""
     hops: tuple[Host, ...] = ()
@@ -165,6 +167,7 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
         port=host.port or int(told["port"][0]),
         reached="" if reached == host.address else reached,
         known_hosts=tuple(told.get("userknownhostsfile", [""])[0].split()),
+        system_known_hosts=tuple(told.get("globalknownhostsfile", [""])[0].split()),
         hops=tuple(hops),
         is_behind=bool(hops) or told.get("proxycommand", ["none"])[0] != "none",
     )
