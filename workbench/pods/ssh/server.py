@@ -27,6 +27,7 @@ from workbench.pods.ssh.identity import check_key_line
 _SHELL = "/bin/sh"
 _PIECE = 1 << 16
 _BACKLOG = 100
+_LOGIN_S = 30  # as LoginGraceTime of the other daemons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,7 @@ class _Session(paramiko.ServerInterface):  # type: ignore[misc]
         return int(paramiko.AUTH_SUCCESSFUL if is_ours else paramiko.AUTH_FAILED)
 
     def check_channel_request(self, kind: str, _number: int) -> int:
+        signal.alarm(0)  # the login is done
         refused = paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
         return int(paramiko.OPEN_SUCCEEDED if kind == "session" else refused)
 
@@ -98,6 +100,7 @@ def main() -> None:
                 is_allowed = ipaddress.ip_address(peer[0]) in network
                 if is_allowed and os.fork() == 0:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.alarm(_LOGIN_S)
                     listener.close()
                     _serve(wire, key, config)
 
