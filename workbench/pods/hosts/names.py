@@ -222,6 +222,8 @@ def _between(reached: str) -> str:
     try:
         check_address(reached)
     except ConfigError:
+        if "%" in reached:  # an address with a zone
+            raise
         with contextlib.suppress(OSError, UnicodeError):
             return check_address(str(socket.getaddrinfo(reached, None)[0][4][0]))
         raise
