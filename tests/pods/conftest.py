@@ -15,6 +15,7 @@ from tests.fakes.cmlplace import CMLPlace
 from tests.fakes.kubeplace import KubernetesPlace
 from tests.fakes.slurmplace import SlurmPlace
 from tests.fakes.sshhosts import HostsPlace
+from workbench.base.errors import ConfigError
 from workbench.base.process import Process, find, with_mark
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.place import Place
@@ -71,6 +72,21 @@ class LocalPlace:
         return [str(path) for path in (context.directory / "pods").glob("pod-?")]
 
 
+class NamelessPlace(LocalPlace):
+    """This machine for a user whom OpenSSH's daemon would not let in."""
+
+    def __enter__(self) -> Self:
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr("workbench.pods.local.pods.login_user", self._refuse)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._patch.undo()
+
+    def _refuse(self) -> None:
+        raise ConfigError("the user id has no name")
+
+
 PLACES: dict[str, type[Platform]] = {
     "local": LocalPlace,
     "ssh": HostsPlace,
@@ -79,6 +95,8 @@ PLACES: dict[str, type[Platform]] = {
     "slurm": SlurmPlace,
 }
 """By kind of backend, the maker of its platform in an empty folder, for the contract suite."""
+
+NAMELESS: dict[str, type[Platform]] = {"nameless": NamelessPlace}
 
 _OTHERS: list[Process] = []
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.fakes.sshhosts import NOISE, READS, StrangersPlace
 from tests.pods.conftest import (
+    NAMELESS,
     PLACES,
     Launched,
     Platform,
@@ -54,6 +55,7 @@ NASTY = [
     "%h",
     "#",
 ]
+EVERY = {**PLACES, **NAMELESS}
 ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
 
 
@@ -66,12 +68,12 @@ def places(kinds: Iterable[str]) -> list[object]:
 
 
 owning_only = pytest.mark.parametrize(
-    "place", places(kind for kind in PLACES if PLACES[kind].owns_daemons), indirect=True
+    "place", places(kind for kind in EVERY if EVERY[kind].owns_daemons), indirect=True
 )
 
 # Into hosts of the user's, OpenSSH's client has logged in before a test begins (test_hosts.py).
 logging_in = pytest.mark.parametrize(
-    "place", places(kind for kind in PLACES if kind != "ssh"), indirect=True
+    "place", places(kind for kind in EVERY if kind != "ssh"), indirect=True
 )
 
 # Such runs elsewhere: local pods in test_cluster.py, hosts in test_apart.py and test_wheel.py,
@@ -98,7 +100,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif "place" in metafunc.fixturenames and not metafunc.definition.get_closest_marker(
         "parametrize"
     ):
-        metafunc.parametrize("place", places([*PLACES, WHOLE]), indirect=True)
+        metafunc.parametrize("place", places([*EVERY, WHOLE]), indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +110,8 @@ def place(
     """One platform for all tests of its kind, beside the folders of the tests."""
     folder = tmp_path_factory.getbasetemp() / f"contract-{request.param.replace(' ', '-')}"
     with (
-        PLACES[request.param](folder)
-        if request.param in PLACES
+        EVERY[request.param](folder)
+        if request.param in EVERY
         else stranger_of(request.param, folder) as made
     ):
         yield made

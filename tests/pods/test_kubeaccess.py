@@ -564,6 +564,29 @@ def test_a_kubeconfig_that_a_later_cell_names_counts(
     assert list(dict.fromkeys(server.tokens)) == ["Bearer good", "Bearer home"]
 
 
+def test_several_kubeconfigs_are_read_as_kubectl_reads_them(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file that names a context wins; a helper lies beside the file of its user."""
+    users = tmp_path / "users"
+    kubeconfig(users / "config", "http://127.0.0.1:1", {})
+    wanted = {"name": "wanted", "user": helper(users / "login", f"echo '{credential(token='t')}'")}
+    content = json.loads((users / "config").read_text())
+    content["users"].append(wanted)
+    (users / "config").write_text(json.dumps(content))
+    kubeconfig(tmp_path / "clusters", server.url, {})
+    content = json.loads((tmp_path / "clusters").read_text())
+    content["users"] = []
+    content["contexts"][0] = {"name": "first", "context": {"cluster": "c", "user": "wanted"}}
+    content["current-context"] = "first"
+    (tmp_path / "clusters").write_text(json.dumps(content))
+    empty = tmp_path / "nameless"
+    empty.write_text('{"current-context": "", "users": null}')
+    monkeypatch.setenv("KUBECONFIG", f"{empty}:{tmp_path / 'clusters'}:{users / 'config'}")
+    workbench.places.nodes(KubernetesPods(image="example.org/worker:1"))
+    assert set(server.tokens) == {"Bearer t"}
+
+
 def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server) -> None:
     kubeconfig(tmp_path / "config", server.url, {"token": "t"})
     content = json.loads((tmp_path / "config").read_text())

@@ -288,6 +288,59 @@ def test_a_missing_sshd_is_told_with_the_line_that_installs_it(
         local.launch(PodSpec(), 1, context)
 
 
+NAMELESS_RUN = """
+import getpass, os, sys
+from pathlib import Path
+from workbench import Cluster, LocalPods, PodSpec, Script
+
+folder = Path(os.environ["HOME"])
+(folder / "job").mkdir()
+(folder / "job/train.py").write_text(
+    "import getpass, os, pathlib\\n"
+    "print(getpass.getuser(), os.getuid(), os.environ['HOME'])\\n"
+    "pathlib.Path('made.bin').write_bytes(bytes(9 << 20))\\n"
+)
+with Cluster(LocalPods(), PodSpec(), count=1, path=folder / "cluster", warm=False) as cluster:
+    run = cluster.submit(Script(folder / "job/train.py"))
+    result = run.wait(300, progress=False).raise_for_status()
+    print(run.logs())
+    print((run.path / "outputs/made.bin").stat().st_size)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, for another user id"
+)
+@pytest.mark.parametrize("account", ["", "x-12345:x:12345:0::/:/sbin/nologin\n"])
+def test_a_user_id_without_a_name_or_without_a_shell_has_local_pods(
+    tmp_path: Path, account: str
+) -> None:
+    """OpenShift starts a notebook as such an id; newer releases name it, with the shell nologin."""
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 12345, 0)
+    passwd = tmp_path / "passwd"
+    passwd.write_text(Path("/etc/passwd").read_text() + account)
+    inside = 'mount --make-rprivate /; mount --bind "$1" /etc/passwd; shift; exec "$@"'
+    # The Python of the tests may lie in a folder of root.
+    caps = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    user = ["setpriv", "--reuid", "12345", "--regid", "0", "--clear-groups", *caps]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", inside, "sh", str(passwd), *user, sys.executable, "-"],
+        input=NAMELESS_RUN,
+        cwd=home,
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"12345 12345 {home}" in done.stdout
+    assert str(9 << 20) in done.stdout
+    assert says(done.stdout + done.stderr, "the pods have an SSH daemon of this package")
+
+
 def test_launching_twice_and_into_a_used_directory(
     local: LocalPods, context: LaunchContext
 ) -> None:

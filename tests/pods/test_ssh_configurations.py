@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
 from workbench.pods.hosts.certificates import ended, ending_soon, ends
-from workbench.pods.hosts.names import Host, resolved, with_hops
+from workbench.pods.hosts.names import Host, read_host, resolved, with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -231,6 +232,11 @@ def strict(site: Site) -> Path:
     return site.config(site.entry("lab", site.host, more))
 
 
+def machine_wide(site: Site) -> Path:
+    more = f'  GlobalKnownHostsFile "{site.known}"\n  UserKnownHostsFile /dev/null\n'
+    return site.config(site.entry("lab", site.host, more), known=False)
+
+
 CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
     "several identity files": ("lab", two_keys),
     "token in a name": ("lab", token),
@@ -238,10 +244,13 @@ CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
     "ProxyCommand": ("lab", command),
     "Match exec": ("lab", match),
     "HostKeyAlias": ("lab", alias_of_key),
+    "known hosts of the machine": ("lab", machine_wide),
     "capital letters": ("GPU-1", lambda site: site.config(site.entry("GPU-1", site.host))),
     "underscore": ("gpu_1", lambda site: site.config(site.entry("gpu_1", site.host))),
     "slash": ("lab/gpu1", lambda site: site.config(site.entry("lab/gpu1", site.host))),
     "other letters": ("größe", lambda site: site.config(site.entry("größe", site.host))),
+    "marks": ("#gpu=1~!%", lambda site: site.config(site.entry('"#gpu=1~!%"', site.host))),
+    "patterns": ("^a*[1]?+", lambda site: site.config(site.entry("^a*[1]?+", site.host))),
     "digits": ("1080", lambda site: site.config(site.entry("1080", site.host))),
     "options that change the connection": ("lab", strict),
 }
@@ -270,6 +279,66 @@ def test_a_configuration_leads_where_ssh_leads(
     pod = try_login(site.backend(name, config), context, tmp_path)
     assert (pod.address, pod.ssh_port) == (site.host.address, site.host.port)
     assert site.known.read_bytes() == known
+
+
+def test_every_alias_is_used_that_openssh_takes_and_others_are_refused_in_its_words(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host *\n  HostName 10.0.0.1\n")
+    taken = ""
+    for mark in map(chr, range(32, 127)):
+        name = f"gpu{mark}1"
+        argv = ["ssh", "-F", str(config), "-G", "--", name]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+        if mark == "@":  # the word before is an account
+            continue
+        host = {"address": name}
+        if done.returncode == 0:
+            (found,) = SSHPods([host], ssh_config=config).hosts_for(1)
+            assert (found.address, found.between) == (name, "10.0.0.1")
+            assert read_host(found.written).address == name
+            taken += mark
+        else:
+            with pytest.raises(ConfigError, match=r"invalid characters|not an IP address"):
+                SSHPods([host], ssh_config=config).hosts_for(1)
+    assert set("=~#!%:*?[]^+/_") <= set(taken)
+
+
+def test_the_aliases_of_a_hostfile_are_names_of_the_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host gpu_1\n  HostName 10.0.0.1\nHost gpu=2\n  HostName 10.0.0.2\n")
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("gpu_1 slots=2\ngpu=2 slots=4 # the large one\n")
+    hosts = SSHPods(hostfile=hostfile, ssh_config=config).hosts_for(2)
+    assert [(host.between, host.slots) for host in hosts] == [("10.0.0.1", 2), ("10.0.0.2", 4)]
+    with pytest.raises(ConfigError, match=sentence("no _ stands in a host name")):
+        SSHPods(hostfile=hostfile)
+
+
+def test_a_host_name_that_no_launcher_carries_is_an_ip_address_between_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"gpu_1.lab": "10.0.0.1", "gpu-2.lab.": "10.0.0.2"}
+
+    def look_up(name: str, *_: object) -> list[tuple[object, ...]]:
+        if name not in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    config = tmp_path / "config"
+    config.write_text("Host a\n  HostName gpu_1.lab\nHost b\n  HostName gpu-2.lab.\n")
+    hosts = SSHPods(["a", "b"], ssh_config=config).hosts_for(2)
+    assert [host.between for host in hosts] == ["10.0.0.1", "10.0.0.2"]
+    assert [host.reached for host in hosts] == ["gpu_1.lab", "gpu-2.lab."]
+    with pytest.raises(ConfigError, match=sentence("no _ stands in a host name")):
+        SSHPods(["gpu_3"], ssh_config=config).hosts_for(1)
+
+
+def test_an_address_of_ssh_is_read_as_ssh_reads_it() -> None:
+    (host,) = SSHPods(["ssh://ada@gpu-1:2222"]).hosts
+    assert (host.user, host.address, host.port) == ("ada", "gpu-1", 2222)
 
 
 @pytest.mark.parametrize("jump", [False, True])

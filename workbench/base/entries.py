@@ -34,6 +34,7 @@ STORE = "workbench.rundir.stores.work"
 BOARD = "workbench.client.tensorboard.server"
 
 SSH = "workbench.pods.ssh.client"
+SSH_SERVER = "workbench.pods.ssh.server"
 GUARDIAN = "workbench.pods.bootstrap.guardian"
 SEATS = "workbench.pods.local.seats"
 CML_WORKER = "workbench.pods.cml.worker"

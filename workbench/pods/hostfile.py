@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,11 +84,7 @@ class HostEntry:
 
     def __post_init__(self) -> None:
         check_address(self.address)
-        if not _is_whole(self.slots, MAX_SLOTS):
-            raise ConfigError(
-                f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to"
-                f" {MAX_SLOTS}"
-            )
+        _check_slots(self.address, self.slots)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,29 +112,8 @@ class Hostfile:
 
         A line of DeepSpeed is `host slots=N`. OpenMPI also allows `max_slots` and a bare host.
         """
-        entries: list[HostEntry] = []
-        lines: dict[object, int] = {}
-        for number, line in enumerate(text.split("\n"), start=1):
-            words = _COMMENT.sub("", line).split()
-            if not words:
-                continue
-            try:
-                entry = _parse_entry(words)
-            except ConfigError as error:
-                raise ConfigError(f"{source}, line {number}: {error}") from None
-            key = _identity_of(entry.address)
-            if key in lines:
-                raise ConfigError(
-                    f"{source}, line {number}: host {entry.address} stands on line {lines[key]}"
-                    " already"
-                )
-            lines[key] = number
-            entries.append(entry)
-        if not entries:
-            raise ConfigError(
-                f"{source} names no host; write a line `address slots=N` for every pod"
-            )
-        return cls(entries=tuple(entries))
+        hosts = read_hosts(text, source, check_address)
+        return cls(entries=tuple(HostEntry(address=name, slots=slots) for name, slots in hosts))
 
     @classmethod
     def from_pods(cls, pods: Iterable[Pod]) -> Hostfile:
@@ -172,7 +147,39 @@ class Hostfile:
         return self.format()
 
 
-def _parse_entry(words: Sequence[str]) -> HostEntry:
+def read_hosts(text: str, source: str, check: Callable[[str], object]) -> list[tuple[str, int]]:
+    """Return the hosts and slots of a hostfile. `check`: raises for a name that is refused."""
+    hosts = []
+    lines: dict[object, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        words = _COMMENT.sub("", line).split()
+        if not words:
+            continue
+        try:
+            check(words[0])
+            slots = _slots_of(words)
+        except ConfigError as error:
+            raise ConfigError(f"{source}, line {number}: {error}") from None
+        key = _identity_of(words[0])
+        if key in lines:
+            raise ConfigError(
+                f"{source}, line {number}: host {words[0]} stands on line {lines[key]} already"
+            )
+        lines[key] = number
+        hosts.append((words[0], slots))
+    if not hosts:
+        raise ConfigError(f"{source} names no host; write a line `address slots=N` for every pod")
+    return hosts
+
+
+def _check_slots(host: str, slots: int) -> None:
+    if not _is_whole(slots, MAX_SLOTS):
+        raise ConfigError(
+            f"slots of {host} is {slots!r}; it must be a whole number, 1 to {MAX_SLOTS}"
+        )
+
+
+def _slots_of(words: Sequence[str]) -> int:
     options: dict[str, int] = {}
     for word in words[1:]:
         match = _OPTION.fullmatch(word)
@@ -184,10 +191,11 @@ def _parse_entry(words: Sequence[str]) -> HostEntry:
         if name in options:
             raise ConfigError(f"{name} is given twice")
         options[name] = int(match[2])
-    entry = HostEntry(address=words[0], slots=options.get("slots", 1))
-    if options.get("max_slots", entry.slots) < entry.slots:
-        raise ConfigError(f"max_slots={options['max_slots']} is less than slots={entry.slots}")
-    return entry
+    slots = options.get("slots", 1)
+    _check_slots(words[0], slots)
+    if options.get("max_slots", slots) < slots:
+        raise ConfigError(f"max_slots={options['max_slots']} is less than slots={slots}")
+    return slots
 
 
 def _is_host_name(text: str) -> bool:

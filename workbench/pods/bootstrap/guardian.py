@@ -82,6 +82,8 @@ class WorkerConfig:
     token: str
     """The cluster's secret in hexadecimal."""
     allowed_from: str = "127.0.0.0/8"
+    own_daemon: bool = False
+    """Whether a daemon of the package takes the place of OpenSSH's."""
     leave_s: float = LEAVE_S
     """Seconds for the ranks to act on the notice of the pod's end."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -140,8 +142,11 @@ def main() -> int:
 
 def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     root = Path(config.root)
-    user = login_user()
-    sshd = find_sshd()
+    if config.own_daemon:
+        user = str(os.geteuid())
+    else:
+        user = login_user()
+        sshd = find_sshd()
     root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
     remove_folder(str(root / "sshd"))
     (root / _HEIR).unlink(missing_ok=True)
@@ -156,10 +161,13 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         environment=config.environment,
         allowed_from=config.allowed_from,
     )
-    daemon.prepare()
     seen = Path(config.log).stat().st_size
     tied = partial(die_with_parent, os.getpid())
-    process = start_sshd(sshd, daemon.config(), tied)
+    if config.own_daemon:
+        process = daemon.start_own(tied)
+    else:
+        daemon.prepare()
+        process = start_sshd(sshd, daemon.config(), tied)
     _await_listening(process, Path(config.log), seen)
     pod = Pod(
         name=config.name,

@@ -7,16 +7,19 @@ import os
 import pwd
 import shlex
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from workbench.base import entries
+from workbench.base.child import start
 from workbench.base.errors import ConfigError, PodError
 from workbench.base.files import write_text
+from workbench.base.messages.lines import to_line
 from workbench.pods.bootstrap import pod_main
 from workbench.pods.bootstrap.pod_main import SSHD_OPTIONS, can_be_set, user_pattern
 from workbench.pods.hostfile import check_address, check_port, check_user
-from workbench.pods.ssh.identity import APT_LINE, check_key_line, nameless
+from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, nameless
 
 _SHADOW = Path("/etc/shadow")
 _KEYGEN = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "")
@@ -45,6 +48,16 @@ class Daemon:
     @property
     def host_key(self) -> str:
         return check_key_line((self.folder / "host_key.pub").read_text().strip())
+
+    def start_own(self, before: Callable[[], object]) -> subprocess.Popen[bytes]:
+        """Start the package's own daemon, which serves a user whom OpenSSH would not let in."""
+        self.folder.mkdir(mode=0o700)
+        generate_key(self.folder / "host_key", comment=self.folder.parent.name)
+        process = start("-m", entries.SSH_SERVER, stdin=subprocess.PIPE, preexec_fn=before)
+        assert process.stdin is not None
+        process.stdin.write(to_line({**asdict(self), "folder": str(self.folder)}))
+        process.stdin.close()
+        return process
 
     def prepare(self) -> None:
         """Make the folder (0700) with host key and authorized key (0600)."""

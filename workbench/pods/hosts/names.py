@@ -7,8 +7,9 @@ import os
 import pwd
 import re
 import shlex
+import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -17,19 +18,20 @@ from pydantic import AfterValidator
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Record, Size
-from workbench.pods.hostfile import Hostfile, check_address, check_user
+from workbench.pods.hostfile import check_address, check_user, read_hosts
 from workbench.pods.place import LocalPath, Port, absolute
 from workbench.pods.ssh.identity import nameless
 from workbench.pods.ssh.master import run
 
 _FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
-_ALIAS = re.compile(r"[\w.][\w./+-]{0,252}")  # a key of the configuration
+# A key of the configuration. OpenSSH reads the word before @ as a user.
+_ALIAS = re.compile(r"[^@\x00-\x20\x7f\ud800-\udfff]+")
 _CONFIG_S = 10.0
 _ITSELF = ("localhost", "127.0.0.1", "::1")
 
 
 def _check_name(name: str) -> str:
-    """Refuse what is neither an address nor a word that `ssh` can take for a host."""
+    """Refuse a name that is no word for `ssh`, which refuses further names itself."""
     return name if _ALIAS.fullmatch(name) else check_address(name)
 
 
@@ -66,6 +68,8 @@ class Host:
     """The address that the name stands for in an OpenSSH configuration; empty: `address`."""
     known_hosts: tuple[str, ...] = ()
     """The files of the user's configuration."""
+    system_known_hosts: tuple[str, ...] = ()
+    """The files of the machine, by the user's configuration."""
     jump: Host | None = None
     """The host to go through, as the user named it; None: as the configuration says."""
     hops: tuple[Host, ...] = ()
@@ -95,8 +99,10 @@ class Host:
     def written(self) -> str | dict[str, object]:
         """The host in the form that `read_host` reads."""
         options = self.to_dict()
-        if len(options) == 1:
-            return f"[{self.address}]" if ":" in self.address else self.address
+        text = f"[{self.address}]" if ":" in self.address else self.address
+        with contextlib.suppress(ConfigError):
+            if read_host(text).to_dict() == options:
+                return text
         return options
 
     def __str__(self) -> str:
@@ -130,14 +136,14 @@ def read_host(given: object) -> Host:
         raise ConfigError(f"{given!r} cannot be used: {error}") from None
 
 
-def from_hostfile(path: Path) -> list[Host]:
-    """Read the hosts and slots of a DeepSpeed or MPI hostfile."""
+def from_hostfile(path: Path, check: Callable[[str], object]) -> list[Host]:
+    """Read the hosts and slots of a DeepSpeed or MPI hostfile. `check`: as in `read_hosts`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the hostfile {path} cannot be read: {error}") from error
-    entries = Hostfile.parse(text, source=str(path)).entries
-    return [Host(address=entry.address, slots=entry.slots) for entry in entries]
+    hosts = read_hosts(text, str(path), check)
+    return [Host(address=address, slots=slots) for address, slots in hosts]
 
 
 def resolved(host: Host, options: Sequence[str]) -> Host:
@@ -153,14 +159,15 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
         )
     hops = _jumps(told)
     reached = told["hostname"][0]
-    if not host.internal_address:  # the other hosts use the address, and so do the launchers
-        check_address(reached)
     return replace(
         host,
+        # The other hosts use the address, and so do the launchers.
+        internal_address=host.internal_address or _between(reached),
         user=host.user or check_user(told["user"][0]),
         port=host.port or int(told["port"][0]),
         reached="" if reached == host.address else reached,
         known_hosts=tuple(told.get("userknownhostsfile", [""])[0].split()),
+        system_known_hosts=tuple(told.get("globalknownhostsfile", [""])[0].split()),
         hops=tuple(hops),
         is_behind=bool(hops) or told.get("proxycommand", ["none"])[0] != "none",
     )
@@ -210,16 +217,31 @@ def check_between(hosts: Sequence[Host]) -> None:
             )
 
 
+def _between(reached: str) -> str:
+    """Return the IP address of a host whose name no launcher can carry; empty for other names."""
+    try:
+        check_address(reached)
+    except ConfigError:
+        if "%" in reached:  # an address with a zone
+            raise
+        with contextlib.suppress(OSError, UnicodeError):
+            return check_address(str(socket.getaddrinfo(reached, None)[0][4][0]))
+        raise
+    return ""
+
+
 def _read_text(text: str) -> dict[str, object]:
-    match = _FORM.fullmatch(text)
+    match = _FORM.fullmatch(text.removeprefix("ssh://"))
     if match is None:
         if "%" in text:
             check_address(text.rpartition("@")[2])  # which names a zone
         raise ConfigError(
             f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as'
-            ' "[::1]:22"'
+            ' "[::1]:22", and a name with a colon as {"address": NAME}'
         )
-    address = match["address"].removeprefix("[").removesuffix("]")
+    address = match["address"]
+    if address.startswith("[") and address.endswith("]"):
+        address = check_address(address[1:-1])
     fields: dict[str, object] = {"address": address}
     if match["user"] is not None:
         fields["user"] = match["user"]
@@ -288,7 +310,7 @@ def _jumps(told: Mapping[str, Sequence[str]]) -> list[Host]:
             continue
         # The fields are free in their form here: a name may be an alias.
         with contextlib.suppress(ConfigError):  # another program's way to write a host
-            found.append(Host(**_read_text(hop.removeprefix("ssh://"))))  # type: ignore[arg-type]
+            found.append(Host(**_read_text(hop)))  # type: ignore[arg-type]
     return found
 
 

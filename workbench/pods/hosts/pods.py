@@ -188,7 +188,8 @@ class SSHPods(Place):
             options["hosts"] = hosts
         elif hostfile:
             path = user_path(hostfile)
-            options["hosts"] = from_hostfile(path.absolute())
+            check = str if options.get("ssh_config", False) else check_address
+            options["hosts"] = from_hostfile(path.absolute(), check)
         super().__init__(**options)
         # A name for the configuration is free in its form; an address goes to launchers, too.
         if self.ssh_config is False:
@@ -238,7 +239,7 @@ class SSHPods(Place):
         step_s = provision.STEP * limit_s
         if nameless("ssh"):
             return self._log_in_directly(hosts, spec, context)
-        self._sockets = master.make_folder(system=self.ssh_config is True)
+        self._sockets = master.make_folder(self._system_known(len(hosts)))
         logins = Logins(
             self._sockets,
             config=self.ssh_config,
@@ -275,6 +276,15 @@ class SSHPods(Place):
             return provision.direct(pod, host, *keys)
 
         return provision.connect_all(hosts, log_in, limit_s, context.report)
+
+    def _system_known(self, count: int) -> list[str] | None:
+        """Return the machine's known_hosts files, as for `master.make_folder`."""
+        if self.ssh_config is False:
+            return []
+        if not self.trust:
+            return None
+        hosts = self.hosts_for(count)
+        return list(dict.fromkeys(file for host in hosts for file in host.system_known_hosts))
 
     def hosts_for(self, count: int) -> list[Host]:
         """Return the first hosts with complete login data; connects to none."""
@@ -313,9 +323,8 @@ class SSHPods(Place):
         self._pods = list(note.pods)
         if note.ways:
             # The words name the folder of the keeper before.
-            self._sockets = master.make_folder(
-                system=self.ssh_config is True, earlier=Path(note.pods[0].control).parent
-            )
+            known = self._system_known(len(note.pods))
+            self._sockets = master.make_folder(known, earlier=Path(note.pods[0].control).parent)
             write_text(master.trusted_of(self._sockets), note.trusted)
             for number, (pod, words) in enumerate(zip(note.pods, note.ways, strict=True)):
                 control = self._sockets / f"{secrets.token_hex(3)}.{number}"

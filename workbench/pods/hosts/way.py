@@ -65,7 +65,10 @@ def words_to(
             host.jump, config=config, known_hosts=known_hosts, timeout_s=timeout_s, ssh=ssh
         )
         # ProxyJump carries no options.
-        words += ["-o", f"ProxyCommand={_command([str(ssh), *options])} -W [%h]:%p -- {hop}"]
+        words += [
+            "-o",
+            f"ProxyCommand={_command([str(ssh), *options])} -W [%h]:%p {_command(['--', hop])}",
+        ]
     return [*words, "--", host.address]
 
 

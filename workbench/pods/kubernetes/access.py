@@ -137,7 +137,11 @@ class _Merger(KubeConfigMerger):  # type: ignore[misc]
         wrong = "" if content is None else _misshapen(content, _SHAPE)
         if wrong:
             raise ValueError(f"{path}: {wrong}")
+        earlier = self.config_merged and self.config_merged.value.get("current-context")
         super().load_config(path)
+        # Of several files the first one counts, as for kubectl. The client takes the last one.
+        if earlier:
+            self.config_merged.value["current-context"] = earlier
 
     def _merge(self, item: str, add_cfg: Sequence[Mapping[str, Any]], path: str) -> None:
         # The client's own names for entries, which stand in its errors, hold the credentials.
@@ -214,7 +218,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
         helper = self._user["exec"]
         for key in ("command", "apiVersion"):
             helper[key]  # the client's own words, with the place, where it is missing
-        folder = self._get_base_path(self._cluster.path)
+        folder = self._get_base_path(self._user.path)
         cluster = None
         if helper.safe_get("provideClusterInfo"):
             cluster = dict(self._cluster.value)

@@ -58,7 +58,7 @@ def credentials(
     Args:
         helper: The section `exec` of the kubeconfig's user.
         cluster: The kubeconfig's cluster if the helper asks for the cluster, or None.
-        folder: Folder of the kubeconfig.
+        folder: Folder of the file that names the helper.
         wait: Time limit, and the receiver of the helper's words.
 
     Raises:

@@ -42,7 +42,7 @@ class ForkServer:
         env = {
             **preloaded(),
             **environment,
-            "HOME": pwd.getpwuid(os.geteuid()).pw_dir,  # as sshd sets it
+            "HOME": _home(),
             "PYTHONPATH": packages,
             POD_MARK: self.name,
         }
@@ -69,3 +69,11 @@ class ForkServer:
         if self._process.stdin is not None:
             self._process.stdin.close()
         gate.remove(self.socket)
+
+
+def _home() -> str:
+    """Return the home folder as the pods' daemon sets it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return os.environ.get("HOME") or "/"

@@ -80,6 +80,7 @@ class LocalPods(Place):
     _kept: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
     """The other workers, while lost ones are started again."""
     _fork_server: ForkServer | None = None
+    _own_daemon: bool = False
     _stopped: bool = False
     _keep_folders: bool = False
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
@@ -110,8 +111,14 @@ class LocalPods(Place):
         return self._launch(spec, count, context)
 
     def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        login_user()
-        find_sshd()
+        self._own_daemon = False
+        try:
+            login_user()
+        except ConfigError as error:  # OpenSSH lets the user in nowhere
+            context.report(f"the pods have an SSH daemon of this package: {error}")
+            self._own_daemon = True
+        else:
+            find_sshd()
         loopback = machine.loopback_addresses(count)
         addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
         if few := spec.few_cores(cores() / count):
@@ -307,6 +314,7 @@ class LocalPods(Place):
                         log=str(root.with_name(f"{name}.log")),
                         public_key=context.public_key,
                         environment=environment,
+                        own_daemon=self._own_daemon,
                         lease_s=context.lease_s,
                         timeout_s=context.timeout_s,
                         rendezvous=(rendezvous.host, rendezvous.port),

@@ -85,7 +85,6 @@ KINDS = (
 # Bytes of a folder of sockets: Linux takes 107 for a path, and ssh adds 17 while it makes a socket.
 _SHORT = 60
 _PREFIX = "ssh-"
-_SYSTEM = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _JUMPS = 9  # OpenSSH follows a circle without end, and each round is a process
 _END_S = 2.0
 _STEP_S = 0.02
@@ -267,11 +266,12 @@ def failure(host: str, said: str) -> WorkbenchError:
     return kind(f"{host}: {said or 'ssh ended without a word'}")
 
 
-def make_folder(*, system: bool, earlier: Path | None = None) -> Path:
+def make_folder(known: Sequence[str] | None, earlier: Path | None = None) -> Path:
     """Make a folder, mode 0700, for the sockets of a cluster, with the wrapper in it.
 
-    `system`: whether the machine's own known_hosts files count. `earlier`: the folder of a keeper
-    that died, to use again.
+    `known`: known_hosts files of the machine, beside the cluster's own file. None: as the ssh
+    configuration says, without the cluster's own. `earlier`: the folder of a keeper that died, to
+    use again.
     """
     if earlier is not None:
         folder = earlier
@@ -282,8 +282,10 @@ def make_folder(*, system: bool, earlier: Path | None = None) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short))
     ssh = program()
     gate.write_text(trusted_of(folder), "")
-    files = [config_path(trusted_of(folder)), *(_SYSTEM if system else ())]
-    rules = _as_words({**_RULES, "GlobalKnownHostsFile": " ".join(files)})
+    rules = _as_words(_RULES)
+    if known is not None:
+        files = [trusted_of(folder), *map(Path, known)]
+        rules += ["-o", f"GlobalKnownHostsFile={' '.join(map(config_path, files))}"]
     wrapper = wrapper_of(folder)
     wrapper.parent.mkdir(mode=0o700, exist_ok=True)
     write_text(
