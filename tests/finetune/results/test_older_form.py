@@ -385,7 +385,7 @@ def test_models_have_equal_frequencies_and_logits(
         if theirs["logits"] != pytest.approx(numbers["logits"], abs=1e-5, rel=1e-5):
             differing.add(kind)
         assert theirs["missing"] == numbers["missing"] == [], folder
-        # transformers 4 keeps the frequencies of Phi-MoE in no buffer, and those of Gemma 3 also for
+        # transformers 4 keeps the frequencies of Phi-MoE in no buffer, and of Gemma 3 also those of
         # types of layers that the model lacks.
         expected = set() if kind == "phimoe" else set(map(tuple, numbers["frequencies"]))
         assert expected <= set(map(tuple, theirs["frequencies"])), folder

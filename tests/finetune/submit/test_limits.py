@@ -486,6 +486,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("U8", ()),
             ("I32", ()),
             ("F8_E4M3", ("a.weight", "a.weight_scale_inv")),
+            ("F8_E4M3", ("a.weight", "a.scale")),
+            ("BOOL", ("a.weight",)),
         ]
     },
     **{
