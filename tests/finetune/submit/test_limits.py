@@ -480,7 +480,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     ),
     "tokens alone": (without("tokenizer_config.json"), {}, ["tokenizer_config.json", "eos_token"]),
     **{
-        f"numbers in {dtype}": (tensors(*names, dtype=dtype), {}, ["a.weight", dtype, "scales"])
+        f"numbers in {dtype} {names[1:]}": (
+            tensors(*names, dtype=dtype),
+            {},
+            ["a.weight", dtype, "scales"],
+        )
         for dtype, names in [
             ("I8", ()),
             ("U8", ()),
