@@ -10,8 +10,8 @@ import transformers
 
 import tests.support.tinyfolders as folders
 
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-DENSE_FIRST = {
+MOE: dict[str, object] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DENSE_FIRST: dict[str, object] = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
@@ -20,7 +20,7 @@ DENSE_FIRST = {
     "n_group": 1,
     "topk_group": 1,
 }
-LATENT = {
+LATENT: dict[str, object] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
@@ -28,8 +28,8 @@ LATENT = {
     "v_head_dim": 8,
     "qk_nope_head_dim": 8,
 }
-HEADS = {"head_dim": 8}
-BOTH = {
+HEADS: dict[str, object] = {"head_dim": 8}
+BOTH: dict[str, object] = {
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -39,7 +39,7 @@ BOTH = {
     "decoder_ffn_dim": 32,
     "decoder_start_token_id": 2,
 }
-T5 = {
+T5: dict[str, object] = {
     "d_model": 32,
     "d_kv": 8,
     "d_ff": 32,
@@ -48,7 +48,7 @@ T5 = {
     "decoder_start_token_id": 0,
     "dropout_rate": 0.0,
 }
-TEXT = {**folders.SIZES, "hidden_size": 32, "num_attention_heads": 4}
+TEXT: dict[str, object] = {**folders.SIZES, "hidden_size": 32, "num_attention_heads": 4}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
