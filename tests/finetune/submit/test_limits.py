@@ -483,12 +483,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     ),
     "tokens alone": (without("tokenizer_config.json"), {}, ["tokenizer_config.json", "eos_token"]),
     **{
-        f"numbers in {dtype}": (tensors(*names, dtype=dtype), {}, ["a.weight", dtype, "scales"])
+        f"numbers in {dtype} {names[1:]}": (
+            tensors(*names, dtype=dtype),
+            {},
+            ["a.weight", dtype, "scales"],
+        )
         for dtype, names in [
             ("I8", ()),
             ("U8", ()),
             ("I32", ()),
             ("F8_E4M3", ("a.weight", "a.weight_scale_inv")),
+            ("F8_E4M3", ("a.weight", "a.scale")),
+            ("BOOL", ("a.weight",)),
         ]
     },
     **{

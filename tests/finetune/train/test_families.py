@@ -1,4 +1,7 @@
-"""Each family trains as plain transformers and torch train it, under three techniques."""
+"""Each family trains as plain transformers and torch train it, under three techniques.
+
+The saved and the exported folders are read by plain transformers.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import tests.support.tinyfamilies as families
 from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
 from tests.support.tinyfamilies import FAMILIES, RATE, STEPS, Trained
 from workbench.base.errors import ConfigError
+from workbench.finetune.answers.serving.export import export_model
+from workbench.finetune.export.folder import SHARD
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import load
 from workbench.finetune.submit.prepare import check_early
 
 pytestmark = [
@@ -95,15 +102,23 @@ def test_a_family_trains_as_plain_transformers(
 
 
 @pytest.mark.parametrize(("family", "technique"), PAIRS)
-def test_the_saved_folder_is_the_trained_model_in_plain_transformers(
-    family: str, technique: str, ran: Mapping[str, Ran], plainly: Mapping[str, Trained]
+def test_the_saved_and_exported_folders_are_the_trained_model_in_plain_transformers(
+    family: str,
+    technique: str,
+    ran: Mapping[str, Ran],
+    plainly: Mapping[str, Trained],
+    tmp_path: Path,
 ) -> None:
     saved = ran[f"{family}-{technique}"].folder / "out" / "model"
-    model = families.read(saved, pairs=FAMILIES[family].pairs)
-    words = families.tokenizer(ends=FAMILIES[family].pairs)
-    loss = families.eval_loss(model, words, EVALUATION, pairs=FAMILIES[family].pairs)
-    assert loss == pytest.approx(plainly[family].eval_loss, abs=CLOSE)
-    assert json.loads((saved / "config.json").read_text())["model_type"] == family
+    exported = tmp_path / "exported"
+    export_model(load.load(str(saved), (), seed=0), exported, None, SHARD)
+    pairs = FAMILIES[family].pairs
+    for folder in (saved, exported):
+        model = families.read(folder, pairs=pairs)
+        words = AutoTokenizer.from_pretrained(folder)
+        loss = families.eval_loss(model, words, EVALUATION, pairs=pairs)
+        assert loss == pytest.approx(plainly[family].eval_loss, abs=CLOSE)
+        assert json.loads((folder / "config.json").read_text())["model_type"] == family
 
 
 @pytest.mark.parametrize(("family", "technique"), REFUSED)

@@ -28,9 +28,9 @@ _LARGEST_HEADER = 100_000_000  # the limit of safetensors
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 _PICKLE = b"\x80"  # torch before 1.6
 # Formats of safetensors that a quantization reads together with scales.
-_WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+_WHOLE = ("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 _EIGHT_BITS = "F8"
-_SCALES = (".weight_scale", ".weight_scale_inv")
+_SCALES = (".weight_scale", ".weight_scale_inv", ".scale")
 _PACKED = ("weight", "qweight", "weight_packed", "W_q")
 """Ends of the names of packed weights: of bitsandbytes, GPTQ, compressed-tensors and HQQ."""
 QUANTIZED = ("quantization_config", "compression_config")

