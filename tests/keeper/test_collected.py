@@ -40,14 +40,10 @@ class Line:
     def __init__(self, name: str, answer: Mapping[str, object] | None = None) -> None:
         self.pod = SimpleNamespace(name=name, address=f"address of {name}")
         self.answer = answer or {}
-        self.shared = False
         self.asked: list[tuple[str, dict[str, object]]] = []
         self.fetched: list[str] = []
         self.ran: list[list[str]] = []
         self.gave_up: bool | None = None
-
-    def sees(self, _folder: Path) -> bool:
-        return self.shared
 
     def put(self, data: bytes, suffix: str) -> str:
         return f"store/{len(data)}{suffix}"
@@ -157,21 +153,18 @@ def test_a_pods_list_is_read_without_what_is_no_entry(tmp_path: Path) -> None:
     assert line.asked == [
         (
             "list_outputs",
-            {"run": "r1", "archive": "-", "named": "own", "below": LARGE, "shared": ""},
+            {"run": "r1", "archive": "-", "named": "own", "below": LARGE},
         )
     ]
 
 
-def test_a_shared_folder_has_a_hash_of_every_file_and_a_script_its_archive(tmp_path: Path) -> None:
+def test_a_list_knows_the_archive_of_a_script(tmp_path: Path) -> None:
     line = Line("pod-0")
-    line.shared = True
     places = Places(tmp_path, line, wanted=FolderOutputs(patterns=[], limit_gib=1))
     list_outputs(places, line, lost=True)  # type: ignore[arg-type]
     (name, fields), *more = line.asked
     assert (name, more) == ("list_outputs", [])
     assert fields["archive"] == "store/3.zip"
-    assert fields["shared"] == str(tmp_path / ".arrivals")
-    assert int(str(fields["below"])) > 1 << 50
     assert line.gave_up is True
 
 
@@ -205,24 +198,6 @@ def test_results_of_rank_0_come_and_odd_names_are_told(tmp_path: Path) -> None:
         with pytest.raises(RemoteError, match="pod-0 names a file outside the run") as refused:
             fetch(line, pod, paths, [file(name)])  # type: ignore[arg-type]
         assert refused.value.host == "address of pod-0"
-
-
-def test_files_in_a_shared_folder_are_moved_if_they_are_the_listed_ones(tmp_path: Path) -> None:
-    line = Line("pod-0")
-    line.shared = True
-    paths = RunPaths(tmp_path)
-    pod = PodRunPaths(PurePosixPath("/pod-0/runs/r1"))
-    there = tmp_path / ".arrivals" / "model"
-    there.mkdir(parents=True)
-    (there / "whole").write_text("model/whole")
-    (there / "half").write_text("model/ha")
-    (there / "link").symlink_to(there / "whole")
-    names = ["model/whole", "model/half", "model/link", "model/missing"]
-    manifest, _ = fetch(line, pod, paths, [file(name) for name in names])  # type: ignore[arg-type]
-    assert manifest == {name: sha(name) for name in names}
-    assert line.fetched == [f"/pod-0/runs/r1/out/{name}" for name in names[1:]]
-    assert [(tmp_path / name).read_text() for name in names] == names
-    assert not (tmp_path / ".arrivals").exists()
 
 
 def test_the_first_pods_files_all_come_and_of_others_the_named_and_different_ones(

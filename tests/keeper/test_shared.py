@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.sshhosts import SSHHost
 from tests.support.sentences import sentence
 from workbench import Cluster, PodSpec, Script, SSHPods
-from workbench.agent.folders import list_outputs
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
-from workbench.keeper.run.outputs import OutputFile, fetch
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity
-from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 
 POD = Pod(name="pod-1", root="/nowhere/pods/pod-1", python=sys.executable)
@@ -102,53 +97,6 @@ def test_a_link_that_leads_out_of_a_shared_folder_is_not_in_it(tmp_path: Path) -
     assert is_within(tmp_path / "nfs" / "data", [tmp_path / "nfs"])
     assert not is_within(tmp_path / "nfs" / "model", [tmp_path / "nfs"])
     assert not is_within(tmp_path / "nfs" / ".." / "home", [tmp_path / "nfs"])
-
-
-class PodLink:
-    """A line to a pod that wrote into the run directory that it sees; counts what is fetched."""
-
-    def __init__(self, root: Path) -> None:
-        self.pod = Pod(name="pod-0", address="127.0.0.2", root=str(root / "pods" / "pod-0"))
-        self.fetched: list[str] = []
-
-    def sees(self, _path: Path) -> bool:
-        return True
-
-    def get(self, remote: str, local: Path) -> str:
-        self.fetched.append(PurePosixPath(remote).name)
-        shutil.copyfile(remote, local)
-        return hashlib.sha256(local.read_bytes()).hexdigest()
-
-
-def listed(out: Path) -> list[OutputFile]:
-    return [
-        OutputFile(*entry)
-        for entry in list_outputs(out, out / "none", out / "none", 1 << 62)["out"]
-    ]
-
-
-def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_travels(
-    tmp_path: Path,
-) -> None:
-    link, paths = PodLink(tmp_path), RunPaths(tmp_path / "run")
-    out = Path(link.pod.root) / "runs" / "r" / "out"
-    (paths.arrivals / "model").mkdir(parents=True)
-    out.parent.mkdir(parents=True)
-    out.symlink_to(paths.arrivals)
-    (out / "model" / "model.safetensors").write_bytes(b"weights")
-    (out / "profile.txt").write_text("profile")
-    pod = PodRunPaths.of(link.pod.root, "r")
-    manifest, _ = fetch(link, pod, paths, listed(paths.arrivals))  # type: ignore[arg-type]
-    assert manifest["profile.txt"] == hashlib.sha256(b"profile").hexdigest()
-    assert link.fetched == []
-    assert (paths.model / "model.safetensors").read_bytes() == b"weights"
-    assert paths.profile.read_text() == "profile"
-    assert not paths.arrivals.exists()
-    out.unlink()
-    out.mkdir()
-    (out / "profile.txt").write_text("written elsewhere")
-    fetch(link, pod, paths, listed(out))  # type: ignore[arg-type]
-    assert (link.fetched, paths.profile.read_text()) == (["profile.txt"], "written elsewhere")
 
 
 @pytest.fixture

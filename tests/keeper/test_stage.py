@@ -35,7 +35,6 @@ class Recorded(SimLink):
         super().__init__(of)
         self.sent: list[Any] = []
         self.sizes: dict[str, int] = {}
-        self.shares = False
 
     def put(self, data: bytes, suffix: str = "") -> str:
         self.sent.append(("put", len(data) > 0, suffix))
@@ -48,9 +47,6 @@ class Recorded(SimLink):
     def run(self, argv: Any, timeout_s: float = 60.0, *, again: bool = False) -> str:
         self.sent.append(list(argv))
         return ""
-
-    def sees(self, path: Path) -> bool:
-        return self.shares
 
     def size(self, remote: str) -> int:
         name = remote.rsplit("/", 1)[-1]
@@ -188,18 +184,6 @@ def test_a_pod_gets_the_archive_and_the_files_of_the_run(sim: Simulation) -> Non
     assert (op, fields["run"], fields["archive"]) == ("stage", RUN, "/store/archive.zip")
     assert timeout_s == 600.0
     assert len(links[1].sent) == 2, "nothing is linked, and no checkpoint is sent"
-
-
-def test_results_on_a_shared_disk_are_written_into_the_run_directory(sim: Simulation) -> None:
-    context, links = context_of(sim)
-    links[0].shares = True
-    send_inputs(context, links[0])
-    out = str(context.on_pod(links[0]).out)
-    assert links[0].sent[2:] == [
-        ["rm", "-rf", "--", out],
-        ["ln", "-sfn", "--", str(context.paths.arrivals), out],
-    ]
-    assert context.paths.arrivals.is_dir()
 
 
 @pytest.mark.parametrize(("world", "parts"), [(2, [1]), (3, [0, 1, 2])])

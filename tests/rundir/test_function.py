@@ -300,7 +300,7 @@ def raised_on_a_rank(raised: BaseException, folder: Path) -> BaseException | Non
         Refusing(LOCK, "b"),
         OSError("plain"),
     ],
-    ids=repr,
+    ids=lambda raised: type(raised).__name__,
 )
 def test_the_cause_is_of_the_type_that_the_function_raised(
     tmp_path: Path, raised: Exception

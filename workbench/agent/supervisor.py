@@ -268,13 +268,8 @@ class Agent:
         folder = self._folder(message)
         archive = Path(str(message.get("archive")))
         below = whole_in(message, "below")
-        out = folder / "out"
-        shared = str(message.get("shared") or "")
-        # On a shared disk, the keeper made `out` a link. A rank may have made any other link.
-        if out.is_symlink() and str(out.readlink()) == shared:
-            out = Path(shared)
         script = folder / "script" / str(message.get("named") or "")
-        return self._begin("list_outputs", out, script, archive, below)
+        return self._begin("list_outputs", folder / "out", script, archive, below)
 
     def _begin(self, name: str, *args: object) -> Later:
         def work() -> Reply:

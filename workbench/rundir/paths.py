@@ -185,11 +185,6 @@ class RunPaths:
     """Folder of the last copied checkpoints: step-N/<pod>/rank-R."""
     resumed = _Below("resumed")
     """Folder of the job and the checkpoint that were fetched from an object store to resume."""
-    arrivals = _Below(".arrivals")
-    """Folder for rank 0's files if its pod sees the run directory.
-
-    Removed at the end of the run.
-    """
     held = _Below("held.json")
     """Places of the checkpoints on pods. Absent: no checkpoint stayed on a pod."""
     manifest = _Below("manifest.json")

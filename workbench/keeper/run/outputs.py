@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 _LISTED_S = 600.0
 _LATER = "run.fetch() copies all files back while the pod exists"
 _LONGEST_SHOWN = 80  # letters of a name in a note
-# Files in a shared folder are moved, so the list must have a hash of every file.
-_HASH_ALL = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,13 +73,11 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
         sent = link.put(gate.read_bytes(archive, paths.root, gate.LARGEST_ARCHIVE), ".zip")
-    shared = link.sees(paths.arrivals)
     fields = {
         "run": context.run_id,
         "archive": sent,
         "named": context.spec.job.folder_name,
-        "below": _HASH_ALL if shared else LARGE,
-        "shared": str(paths.arrivals) if shared else "",
+        "below": LARGE,
     }
     raw = link.work("list_outputs", _LISTED_S, **fields)
     lists = {name: items(value) for name, value in raw.items()}
@@ -378,7 +374,6 @@ def fetch(
     link: AgentLink, pod: PodRunPaths, paths: RunPaths, out: Collection[OutputFile]
 ) -> tuple[dict[str, str], list[str]]:
     """Copy the files of rank 0. Return the SHA-256 of every file, and the invalid names."""
-    shared = link.sees(paths.arrivals)
     manifest: dict[str, str] = {}
     strange: list[str] = []
     come: list[tuple[OutputFile, Path]] = []
@@ -396,14 +391,10 @@ def fetch(
             strange.append(_shown(file.name))
             continue
         make_folders(target.parent, paths.root)
-        if shared and _taken(paths.arrivals / relative, target, file.digest, paths.root):
-            manifest[file.name] = file.digest
-        else:
-            come.append((file, target))
+        come.append((file, target))
     pile = paths.root / f".{link.pod.name}.files"
     for file, digest in fetch_files(link, pod.out, come, pile):
         manifest[file.name] = digest
-    gate.remove_tree(paths.arrivals, paths.root)
     return manifest, strange
 
 
@@ -426,13 +417,3 @@ def output_facts(paths: RunPaths) -> dict[str, object]:
     if not sizes:
         return {}
     return {"output_files": len(sizes), "output_bytes": sum(sizes)}
-
-
-def _taken(here: Path, target: Path, digest: str, root: Path) -> bool:
-    """Move a file from a shared folder to its place. Return False if the local copy differs."""
-    if not here.is_file() or here.is_symlink():
-        return False
-    if gate.digest(here, root) != digest:
-        return False
-    gate.move(here, target, root)
-    return True

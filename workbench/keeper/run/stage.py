@@ -168,11 +168,6 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
     sent = {"run": context.run_id, "files": files, "archive": archive, "named": job.folder_name}
     link.work("stage", _UNPACKED_S, **sent)
-    # On a shared disk, results are written directly to the run directory.
-    if link.sees(paths.root):
-        gate.make_folders(paths.arrivals, paths.root)
-        link.run(["rm", "-rf", "--", str(target.out)])
-        link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     resume = resumed_from(paths)
     if resume:
         parts: Collection[int] = context.ranks_on(link)
