@@ -36,15 +36,17 @@ ROWS: Rows = [
 COLUMNS = {"source": "article", "target": "highlights"}
 
 
-def write_text(path: Path, rows: Rows) -> None:
+def write_text(path: Path, rows: Rows, *, above: str = "", delimiter: str = ",") -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(above)
         match path.suffix:
             case ".jsonl":
                 file.writelines(json.dumps(row) + "\n" for row in rows)
             case ".json":
                 json.dump(rows, file, indent=2, ensure_ascii=False)
             case _:
-                to = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+                own = "\t" if path.suffix == ".tsv" else delimiter
+                to = csv.DictWriter(file, rows[0], delimiter=own)
                 to.writeheader()
                 to.writerows(rows)
 
@@ -74,6 +76,11 @@ def test_the_same_rows_as_text_are_the_same_bytes(tmp_path: Path) -> None:
     made.add(prepared(options(tmp_path / "in-an-object.json"), tmp_path / "of-object"))
     (tmp_path / "lines.json").write_bytes((tmp_path / "rows.jsonl").read_bytes())
     made.add(prepared(options(tmp_path / "lines.json"), tmp_path / "of-lines"))
+    # A spreadsheet's separator may stand above the names, and need not be a usual one.
+    for number, above in enumerate(("sep=;\r\n", '"sep=~"\n')):
+        table = tmp_path / f"separated-{number}.csv"
+        write_text(table, ROWS, above=above, delimiter=above.strip('"\r\n')[-1])
+        made.add(prepared(options(table), tmp_path / f"of-separated-{number}"))
     ((train, evaluation),) = made
     assert sorted(targets(train) + targets(evaluation)) == sorted(row["highlights"] for row in ROWS)
     assert len(targets(evaluation)) == 4
@@ -249,7 +256,12 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
         (
             "a.csv",
             "source,target\na,b\nc\n",
-            sentence("has {} cells, and the first line names {} columns", "a.csv, line 3", 1, 2),
+            sentence("has {} cells, and the header names {} columns", "a.csv, line 3", 1, 2),
+        ),
+        (
+            "a.csv",
+            "sep=;\nsource;target\na;b\nc\n",
+            sentence("has {} cells, and the header names {} columns", "a.csv, line 4", 1, 2),
         ),
         (
             "a.csv",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from io import TextIOWrapper
 from itertools import islice
@@ -67,6 +68,8 @@ _NESTED = (*TURN_KEYS, *TOOL_KEYS, "input", "preferred_output", "non_preferred_o
 """Fields that may hold turns or schemas, whose objects have every key in a table."""
 _FIRST_ROWS = 1000  # rows that name the columns of a file without a line of names
 _DELIMITERS = (",", ";", "\t", "|")
+_NAMED_DELIMITER = re.compile(r'"?sep=(.)"?\r?\n')  # a line of Excel's above the names
+_LONGEST_NAMING = 16
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
 _LOOK = 4096  # letters to search for the first one that is not whitespace
@@ -369,26 +372,32 @@ def _parsed(text: str, where: str) -> Any:
 
 def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
-    delimiter = _delimiter(file, "\t" if format_of(path) == ".tsv" else ",")
-    file.seek(0)
+    named = _NAMED_DELIMITER.fullmatch(file.readline(_LONGEST_NAMING))
+    if named:
+        delimiter = named[1]
+    else:
+        delimiter = _delimiter(file, "\t" if format_of(path) == ".tsv" else ",")
+        file.seek(0)
     rows = csv.reader(file, delimiter=delimiter, strict=True)
-    begun = 1
+    above = 1 if named else 0
+    begun = above + 1
     try:
         names = next(rows, [])
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(
-                f"{path.name}, line 1: two columns are called {twice!r}; give them separate names"
+                f"{path.name}, line {begun}: two columns are called {twice!r}; give them separate "
+                "names"
             )
-        begun = rows.line_num + 1
+        begun = above + rows.line_num + 1
         for cells in rows:
             where = f"{path.name}, line {begun}"
-            begun = rows.line_num + 1
+            begun = above + rows.line_num + 1
             if not cells:
                 continue
             if len(cells) != len(names):
                 raise ConfigError(
-                    f"{where} has {len(cells)} cells, and the first line names {len(names)} columns"
+                    f"{where} has {len(cells)} cells, and the header names {len(names)} columns"
                 )
             yield where, {name: cell or None for name, cell in zip(names, cells, strict=True)}
     except csv.Error as error:
