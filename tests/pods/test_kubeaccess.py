@@ -580,11 +580,17 @@ def test_several_kubeconfigs_are_read_as_kubectl_reads_them(
     content["contexts"][0] = {"name": "first", "context": {"cluster": "c", "user": "wanted"}}
     content["current-context"] = "first"
     (tmp_path / "clusters").write_text(json.dumps(content))
-    empty = tmp_path / "nameless"
-    empty.write_text('{"current-context": "", "users": null}')
-    monkeypatch.setenv("KUBECONFIG", f"{empty}:{tmp_path / 'clusters'}:{users / 'config'}")
+    empty, nameless = tmp_path / "empty", tmp_path / "nameless"
+    empty.write_text("# nothing yet\n")
+    nameless.write_text('{"current-context": "", "users": null}')
+    monkeypatch.setenv(
+        "KUBECONFIG", f"{empty}:{nameless}:{tmp_path / 'clusters'}:{users / 'config'}"
+    )
     workbench.places.nodes(KubernetesPods(image="example.org/worker:1"))
     assert set(server.tokens) == {"Bearer t"}
+    monkeypatch.setenv("KUBECONFIG", str(empty))
+    with pytest.raises(ConfigError, match=r"the kubeconfig \S+ cannot be used: it is empty"):
+        workbench.places.nodes(KubernetesPods(image="example.org/worker:1"))
 
 
 def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server) -> None:

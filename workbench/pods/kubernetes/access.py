@@ -94,6 +94,8 @@ def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, 
     _check_exists(where, bool(named))
     try:
         merged = _Merger(where)
+        if merged.config is None:
+            raise ValueError("it is empty")
         _check_context(merged.config, options.context)
         loader = _Loader(
             wait,
@@ -134,7 +136,9 @@ class _Merger(KubeConfigMerger):  # type: ignore[misc]
         # A stream, as an error on a text would quote the text.
         with Path(path).open("rb") as file:
             content = yaml.safe_load(file)
-        wrong = "" if content is None else _misshapen(content, _SHAPE)
+        if content is None:  # kubectl passes over an empty file beside others
+            return
+        wrong = _misshapen(content, _SHAPE)
         if wrong:
             raise ValueError(f"{path}: {wrong}")
         earlier = self.config_merged and self.config_merged.value.get("current-context")
