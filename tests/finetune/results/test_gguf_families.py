@@ -130,6 +130,8 @@ def test_a_window_that_llama_cpp_does_not_know_limits_the_context(
         ("phi3", "reads the tokens of a Phi3ForCausalLM from tokenizer.model"),
         ("opt", "does not know the architecture 'OPTForCausalLM'"),
         ("mpt", "does not know the architecture 'MptForCausalLM'"),
+        ("qwen3_moe", "a Qwen3MoeForCausalLM with norm_topk_prob = True alone, and .* has False"),
+        ("gemma3_text", "a Gemma3ForCausalLM with query_pre_attn_scalar = 8 alone, and .* has 256"),
     ],
 )
 def test_a_family_that_the_converter_cannot_convert_is_refused_by_name(

