@@ -454,8 +454,9 @@ _RULES: tuple[_Rule, ...] = (
         r"filenotfounderror|no such file",
         "A file is missing on the pod",
         (
-            "paths in a script are those of the pod: only the script's own folder travels to it",
-            "print(cluster.command(job)) shows the command on the pod and its folder",
+            "send a folder that has the file: Script('scripts/train.py', folder='.'). A file that "
+            ".gitignore names travels if .workbenchignore includes it, as in !data/",
+            "other paths are those of the pod; print(cluster.command(job)) shows the folder there",
         ),
     ),
 )
