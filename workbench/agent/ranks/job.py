@@ -1,4 +1,4 @@
-"""A run on this pod: its ranks, their cores, stopping, and the removal of leftover processes."""
+"""A run on a pod: ranks, cores, stopping, and the removal of leftover processes."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class PodRun:
         return families
 
     def family(self, table: Mapping[int, Process]) -> set[int]:
-        """Return the pids of all living processes of this run on this pod."""
+        """Return the pids of all living processes of the run on the pod."""
         members: set[int] = set()
         starts = []
         for rank in self.ranks.values():
@@ -309,7 +309,7 @@ class PodRun:
     def demand_stacks(self, sizes: Mapping[int, int]) -> None:
         """Have every silent rank write its stacks at once.
 
-        Such a rank waits in compiled code. Ranks that are stopped are left out.
+        A silent rank waits in compiled code. Stopped ranks are left out.
         """
         for number, size in sizes.items():
             rank = self.ranks[number]
@@ -362,7 +362,7 @@ def near_gpus(
     """Return the cores near the GPU of each rank, out of the pod's; [] for a rank to leave free.
 
     Ranks with GPUs on one socket share the cores of the socket. A rank is left free where NVML has
-    no answer, or where the cores would be fewer than the threads of the ranks that share them.
+    no answer, or where the sharing ranks have more threads than cores.
 
     Args:
         near: Cores near each GPU by NVML, in the order of the ranks. Empty: unknown.

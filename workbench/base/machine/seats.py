@@ -1,8 +1,8 @@
 """Seats: a lock for each GPU of a machine, so that two clusters never use the same GPU.
 
-Each user has a lock file of their own for each GPU, in a folder that all users of the machine can
-write to. A process holds the locks of a pod for as long as the pod's agent lives. Standard library
-and parts of `base/`, as the text also travels to hosts.
+A user has an own lock file for each GPU, in a folder writable for all users of the machine. A
+process holds the locks of a pod for as long as the pod's agent lives. Standard library and parts of
+`base/`, as the text also travels to hosts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kept:
-    """The seats of a pod, as its folder has them."""
+    """The seats of a pod, as noted in the folder of the pod."""
 
     holder: Process
     cluster: str
@@ -74,10 +74,10 @@ class _Kept:
 
 
 def gpus_here(given: str | None) -> list[Gpu]:
-    """Return the GPUs that may be used, the slices of a GPU in its place.
+    """Return the usable GPUs, with slices in the place of a sliced GPU.
 
     `given` is a value of `CUDA_VISIBLE_DEVICES`. None: the machine's own value, else all GPUs. A
-    GPU that does not answer its driver is left out.
+    GPU without an answer to the driver is left out.
     """
     if given is None:
         given = os.environ.get(VISIBLE)
@@ -124,7 +124,7 @@ def take_seats(
 
 
 def keep_seats(place: Path) -> list[Gpu]:
-    """Take the pod's GPUs again if their holder has ended, and return them.
+    """Take the pod's GPUs again if the holder has ended, and return the GPUs.
 
     Returns nothing for a pod without seats. Raises ValueError if others have the GPUs.
     """
@@ -151,7 +151,7 @@ def leave_seats(place: Path) -> None:
 
 
 def seat_variables(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return the variables by which CUDA uses these GPUs alone, with the driver's numbers."""
+    """Return variables for CUDA to use the GPUs alone, with the driver's numbers."""
     variables = {VISIBLE: ",".join(gpu.name for gpu in gpus)}
     if _ORDER not in os.environ and any(gpu.name.isdigit() for gpu in gpus):
         variables[_ORDER] = "PCI_BUS_ID"
@@ -224,7 +224,7 @@ def _note(opened: int) -> dict[str, Any]:
 
 
 def _hold(shared: Path, place: Path, cluster: str, gpus: Sequence[Gpu]) -> None:
-    """Lock the seats, and leave a process behind that holds them."""
+    """Lock the seats, and leave a process behind as the holder."""
     locks = []
     try:
         for gpu in gpus:

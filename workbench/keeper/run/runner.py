@@ -121,9 +121,9 @@ class Runner:
             self._journal.state(RunState.QUEUED, "waiting for free pods")
 
     def keep_state(self) -> None:
-        """Rewrite the state file if it was changed or deleted, until the run ends.
+        """Rewrite a changed or deleted state file, until the run ends.
 
-        A state or a result that the disk did not take is written later.
+        A state or a result without room on the disk is written later.
         """
         if not self.over or self._journal.is_late:
             self._journal.keep()
@@ -176,7 +176,7 @@ class Runner:
         return RunState.FAILED
 
     def fail(self, error: Exception) -> None:
-        """End the run as failed after an error in its folder or on this machine. Raises nothing."""
+        """End the run as failed after an error in the run's folder or on the machine. Raises nothing."""
         if self._state.phase is not Phase.QUEUED:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
@@ -377,7 +377,7 @@ class Runner:
         self._totals.take(event)
 
     def _recover(self) -> None:
-        """Continue the journal of a dead keeper, at the attempt that its log of decisions names."""
+        """Continue the journal of a dead keeper, at the attempt named in the decisions."""
         decided = self.context.decided
         recover = partial(
             self._journal.recover,

@@ -1,11 +1,11 @@
-"""The store of a cluster in one SQLite file: who started it, its runs, and what was decided.
+"""The store of a cluster in one SQLite file: owner, runs and decisions.
 
-The file lies in the user's private folder, where only this user writes. So the file also says whose
-a cluster is. The start of the cluster makes the file, the keeper is the only writer afterwards, and
+The file lies in the user's private folder, where only the user writes. So the file also proves the
+owner. The start of the cluster makes the file, the keeper is the only writer afterwards, and
 the end of the cluster closes the entry.
 
 A rollback journal works on every file system with locks, and `synchronous=EXTRA` survives a power
-cut. Free pages in the file, and a journal that keeps its size, are the room for decisions on a full
+cut. Free pages in the file, and a journal of a fixed size, are the room for decisions on a full
 disk.
 """
 
@@ -99,7 +99,7 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownRun:
-    """A run that the keeper has accepted. The run's own directory has its state."""
+    """A run accepted by the keeper. The run's own directory has the state."""
 
     id: str
     path: Path
@@ -136,9 +136,9 @@ def create_store(
     runs: Sequence[KnownRun] = (),
     decisions: Sequence[Decision] = (),
 ) -> None:
-    """Replace an earlier store. The new one is whole from its first moment at the path.
+    """Replace an earlier store. The new store is whole from the first moment at the path.
 
-    Raise OSError if the folder takes no store, or its file system has no locks.
+    Raise OSError if the folder takes no store, or the file system has no locks.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -187,9 +187,9 @@ def remove_store(path: Path) -> None:
 def write_store(
     path: Path, *, runs: Sequence[KnownRun], decisions: Sequence[Decision], first: int
 ) -> None:
-    """Add decisions, numbered from `first`, and their runs: all or none. The disk has them then.
+    """Add decisions, numbered from `first`, with the runs: all or none. The disk has all then.
 
-    A number that is there already is replaced, so a write may be repeated.
+    A present number is replaced, so a write may be repeated.
 
     Raises:
         OSError: The store takes nothing at the moment.
@@ -207,7 +207,7 @@ def write_store(
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged store, for a person who looks into it. Raise OSError on failure."""
+    """Rename a damaged store, for a person to look into. Raise OSError on failure."""
     gate.remove(journal_of(path))
     path.replace(path.with_name(f"{path.name}.damaged"))
 
@@ -259,7 +259,7 @@ def journal_of(path: Path) -> Path:
 
 
 class DamagedStore(Exception):
-    """Report a file that is no store any more, or a part that no look can read."""
+    """Report a file that is no store any more, or an unreadable part."""
 
 
 def _read(path: Path, *tables: str) -> tuple[list[list[_Row]], bool]:
@@ -291,7 +291,7 @@ def _read(path: Path, *tables: str) -> tuple[list[list[_Row]], bool]:
 
 
 def _whole(rows: Iterable[_Row], read: Callable[[_Row], _T | None]) -> Iterator[_T]:
-    """Yield what the rows hold whose checksums are right."""
+    """Yield the content of rows with right checksums."""
     for row in rows:
         record = read(row) if _is_whole(row) else None
         if record is not None:
@@ -402,5 +402,5 @@ def _with_crc(*row: object) -> _Row:
 
 
 def _is_whole(row: _Row) -> bool:
-    """Whether the checksum of a row, its last column, is that of the row."""
+    """Whether the last column of a row is the checksum of the row."""
     return _with_crc(*row[:-1]) == tuple(row)
