@@ -271,7 +271,12 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
         (
             "a.csv",
             "source,source\na,b\n",
-            sentence("line 1: two columns are called {}; give them separate names", "source"),
+            sentence(
+                "{}, line {}: two columns are called {}; give them separate names",
+                "a.csv",
+                1,
+                "source",
+            ),
         ),
         (
             "a.csv",

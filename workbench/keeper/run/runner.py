@@ -176,7 +176,7 @@ class Runner:
         return RunState.FAILED
 
     def fail(self, error: Exception) -> None:
-        """End the run as failed after an error in the run's folder or on the machine. Raises nothing."""
+        """End the run as failed after an error in its folder or on the machine. Raises nothing."""
         if self._state.phase is not Phase.QUEUED:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
