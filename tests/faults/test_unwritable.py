@@ -40,8 +40,10 @@ def beating(world: World, cluster: Cluster, end: Path, into: Path | None = None)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that is being written to."""
-    shutil.rmtree(folder.rename(folder.with_name("removed")))
+    """Remove a folder that is being written to: its files may go meanwhile."""
+    removed = folder.rename(folder.with_name("removed"))
+    while removed.exists():
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
