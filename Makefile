@@ -96,7 +96,7 @@ test: checks ## Run lint, types, doctests, and all tests and notebooks but the l
 # One session of pytest for short and long tests: a failure of the short ones does not hide those of the long ones.
 test-all: checks ## Run every check: those of make test, and the long tests and notebooks
 	@PYTHON=$(PYTHON) .ci/system-packages slurm || echo "No Slurm: the tests that need it will be skipped" >&2
-	@$(PYTEST) -n 4 -m 'not images and not kubernetes'
+	@$(PYTEST) -n 4 -m 'not images and not kubernetes' || $(BIN)/python .ci/alone.py $$?
 
 checks: setup
 	@$(MAKE) --no-print-directory -j2 lint types collect doctests
