@@ -29,7 +29,7 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(tmp_path: Path) -
     first = next(cell for cell in book.cells if cell.cell_type == "code")
     head, tail = first.source.partition("train_rows")[::2]
     assert "backend = LocalPods()\npod = PodSpec(cpus=1)\ncount = 3\n" in head
-    assert "max_steps = 20" in tail
+    assert "max_steps = 12" in tail
     with PLACES["kubernetes"](tmp_path / "place") as place:
         backend = place.backend()
         name = type(backend).__name__
@@ -37,7 +37,7 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(tmp_path: Path) -
         first.source = (
             f"from workbench import Cluster, FineTune, PodSpec, {name}\n\n"
             f"backend = {name}(**{options!r})\npod = PodSpec(cpus=1)\ncount = {PODS}\n"
-            f"train_rows{tail.replace('max_steps = 20', 'max_steps = 2')}"
+            f"train_rows{tail.replace('max_steps = 12', 'max_steps = 2')}"
         )
         done = NotebookClient(
             book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}

@@ -70,9 +70,11 @@ class HostileSimulation(Simulation):
         self._answers = dict.fromkeys(range(len(self.pods)), 0)
         self.files: dict[int, dict[str, bytes]] = {}
         """Files of the run on each pod, by their names in the run's folder."""
+        self.script = str(PurePosixPath("script", self.job.folder_name))
+        """The script's folder in the run's folder."""
         for pod in self.pods:
             logs = [rank_log(0, pod.number, stream) for stream in ("stdout", "stderr", "order")]
-            self.files[pod.number] = {f"script/answer-{pod.number}.txt": b"42"}
+            self.files[pod.number] = {f"{self.script}/answer-{pod.number}.txt": b"42"}
             self.files[pod.number] |= dict.fromkeys(logs, b"")
 
     def told_by(self, pod: SimPod, op: str, honest: Any) -> Any:
@@ -196,7 +198,8 @@ class WireLink(SimLink):
             case "stacks":
                 return {"stacks": {str(rank): "File train.py" for rank in self.of.ranks}}
             case "list_outputs":
-                return {"out": self._listed("out/"), "script": self._listed("script/")}
+                own = self._listed(f"{self.sim.script}/")
+                return {"out": self._listed("out/"), "script": own}
             case "poll" if request["max_bytes"]:
                 self.polled()
                 return self._polled(request["offsets"])

@@ -536,15 +536,15 @@ def test_a_script_is_handed_over_with_its_folder_and_its_bare_name(tmp_path: Pat
         job.handed_over(HandoverRequest(root=root))
     job = job.prepare(NewRun(root=root, asked=job, ranks=1, gpus=0)).job
     handed = job.handed_over(HandoverRequest(root=root))
-    assert handed.job["path"] == "train.py" and names(handed.archive) == ["train.py"]
+    assert handed.job["path"] == "work/train.py" and names(handed.archive) == ["train.py"]
     given = job.handed_over(HandoverRequest(root=root, script=str(other)))
-    assert given.job["path"] == "later.py" and names(given.archive) == ["later.py"]
+    assert given.job["path"] == "work/later.py" and names(given.archive) == ["later.py"]
     put = job.handed_over(HandoverRequest(root=root, folder="/jobs/"))
-    assert put.job["path"] == "/jobs/script/train.py" and not put.archive
+    assert put.job["path"] == "/jobs/script/work/train.py" and not put.archive
     # Requirements that install nothing need no environment.
     bare = Script(path, requirements=[])
     bare = bare.prepare(NewRun(root=root, asked=bare, ranks=1, gpus=0)).job
-    assert bare.handed_over(HandoverRequest(root=root)).job["path"] == "train.py"
+    assert bare.handed_over(HandoverRequest(root=root)).job["path"] == "work/train.py"
 
 
 def names(archive: bytes) -> list[str]:
