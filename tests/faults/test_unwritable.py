@@ -33,6 +33,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def no_run_stays(cluster: Cluster) -> Iterator[None]:
+    """A run that a failed test leaves would hold the pods of the tests behind it."""
+    yield
+    for run in cluster.runs:
+        if not run.state.is_terminal:
+            run.cancel()
+
+
 def beating(world: World, cluster: Cluster, end: Path, into: Path | None = None) -> Run:
     run = world.submit("beat.py", "--until", str(end), cluster=cluster, into=into)
     world.beats(run, 2)

@@ -335,7 +335,7 @@ def test_an_error_of_a_pod_is_blamed_on_the_pod(context: RunContext) -> None:
 def test_a_traceback_has_the_files_of_the_user() -> None:
     job = script()
     assert in_users_files("r", job, None) is None
-    copy = "/pods/pod 0/runs/r/script"
+    copy = "/pods/pod 0/runs/r/script/me"
     fault = replace(
         FAULT,
         message=f"cannot import name 'A' from 'token' ({copy}/token.py) or '{copy}/a.txt'",
