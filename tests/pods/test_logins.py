@@ -79,7 +79,7 @@ REFUSED = {
     "reads-line": Login(files={".bashrc": "read -r line\n"}),
     "no-path": Login(files={".bashrc": "export PATH=/nowhere\n"}),
     "no-base64": Login(files={".bashrc": "mkdir -p ~/b; ln -sf /bin/sh ~/b/sh; export PATH=~/b\n"}),
-    "waits": Login(files={".bashrc": "printf 'Project? '; echo $$ >>~/pids; exec sleep 90\n"}),
+    "waits": Login(files={".bashrc": "printf 'Project? '; echo $$ >>~/pids; exec sleep 40\n"}),
     "lingers": Login(files={".bashrc": "sleep 90 & echo $! >>~/pids\n"}),
     "endless": Login(files={".bashrc": "exec yes welcome\n"}),
 }
@@ -239,7 +239,7 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
         ("reads", "COMMAND </dev/null", "cat </dev/null >/dev/null\n"),
         ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
         ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),
-        ("waits", "for a waiting command", "[ -t 0 ] && sleep 90\n"),
+        ("waits", "for a waiting command", "[ -t 0 ] && sleep 40\n"),
         (
             "lingers",
             "with </dev/null >/dev/null 2>&1",
