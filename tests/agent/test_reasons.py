@@ -236,7 +236,7 @@ def test_noise_of_stderr_is_not_the_cause(noise: str) -> None:
 # Lines that libraries of this environment print to stderr, without a mark of a log.
 UNMARKED = [
     "NCCL version 2.21.5+cuda12.4",
-    "Using /root/.cache/torch_extensions/py311_cpu as PyTorch extensions root...",
+    "Using /home/me/.cache/torch_extensions/py311_cpu as PyTorch extensions root...",
     "Time to load fused_adam op: 0.52 seconds",
     "You should probably TRAIN this model on a down-stream task to be able to use it.",
     "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",

@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.finetune.job.architectures import NEVER_RUN
-from workbench.finetune.model.described import check_answers, check_described, check_stops
+from workbench.finetune.model.files.described import check_answers, check_described, check_stops
 
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
