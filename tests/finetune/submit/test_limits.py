@@ -32,7 +32,8 @@ from workbench.finetune.job.limits import (
     lacking_memory,
     model_notes,
 )
-from workbench.finetune.model import described, outline
+from workbench.finetune.model import outline
+from workbench.finetune.model.files import described
 from workbench.finetune.plan.plan import plan
 from workbench.finetune.plan.reading import preview
 from workbench.finetune.submit.prepare import check_early
