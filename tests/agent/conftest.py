@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from workbench.base.process import Process, look_up
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = (sys.executable, "-m", "workbench.agent")
 PATIENCE_S = 600.0
+HOME = pwd.getpwuid(os.geteuid()).pw_dir
+"""As the pods' daemon sets it, whatever the home folder of the tests is."""
 
 
 class PodAgent:
@@ -48,7 +51,7 @@ class PodAgent:
         flags = flags if "--warm" in flags else (*flags, "--no-warm")
         done = subprocess.run(
             [*AGENT, "serve", str(self.root), *flags],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})},
+            env={**os.environ, "HOME": HOME, "PYTHONPATH": str(REPOSITORY), **(env or {})},
             capture_output=True,
             text=True,
             timeout=timeout_s,

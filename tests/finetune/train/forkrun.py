@@ -238,8 +238,13 @@ def fork_rank(
             WORKBENCH_RUN_DIR=str(folder),
             WORKBENCH_RANK_DIR=str(own),
         )
+        import torch
+
         from workbench.finetune.train.main import main as train
 
+        # The first call in a fork makes torch's pool of threads anew. Two threads of the backward
+        # pass that do so at once abort the process ("Invalid thread pool").
+        torch.set_num_threads(1)
         if watched is not None:
             watch(own, watched)
         if script is None:

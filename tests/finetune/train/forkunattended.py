@@ -41,6 +41,7 @@ def main() -> None:
             os.setsid()
             open_output(folder)
             os.environ.update(env)
+            torch.set_num_threads(1)  # as in forkrun
             train()
 
         pid = os.fork()
@@ -55,6 +56,7 @@ def main() -> None:
         own.mkdir()
         os.dup2(os.open(own / "stdout.log", os.O_WRONLY | os.O_CREAT, 0o600), 1)
         os.environ.update(WORKBENCH_RUN_DIR=str(job), WORKBENCH_RANK_DIR=str(own))
+        torch.set_num_threads(1)  # as in forkrun
         train()
 
     codes = [ranks_of(alone)]
