@@ -247,6 +247,20 @@ class Refusing(ValueError):
         raise TypeError("cannot be pickled")
 
 
+class Acting(ValueError):
+    """Its making has an effect, which a pod could choose."""
+
+    made = 0
+
+    def __new__(cls, *args: object) -> Acting:
+        cls.made += 1
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: object) -> None:
+        type(self).made += 1
+        super().__init__(*args)
+
+
 def raise_a_chain() -> None:
     try:
         try:
@@ -313,6 +327,13 @@ def test_the_cause_is_of_the_type_that_the_function_raised(
             assert getattr(cause, name) == value
     if isinstance(raised, FileNotFoundError):
         assert (cause.errno, cause.filename) == (2, "rows.csv")  # type: ignore[attr-defined]
+
+
+def test_no_code_of_a_class_runs_for_what_a_pod_wrote(tmp_path: Path) -> None:
+    raised = Acting("no such column")
+    before = Acting.made
+    cause = raised_on_a_rank(raised, tmp_path)
+    assert (type(cause), str(cause), Acting.made) == (Acting, "no such column", before)
 
 
 def test_a_cause_has_its_notes_and_its_own_causes(tmp_path: Path) -> None:

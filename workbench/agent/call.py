@@ -96,9 +96,8 @@ def _raised(error: BaseException) -> dict[str, Any]:
     if isinstance(error, BaseExceptionGroup):
         args = (error.message,)
         inner = error.exceptions
-    else:
-        with suppress(Exception):
-            args = error.__reduce__()[1]  # type: ignore[assignment]  # with an OSError's file
+    elif type(error).__module__ == "builtins":
+        args = error.__reduce__()[1]  # type: ignore[assignment]  # with an OSError's file
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return {
         "types": [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__],

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
 from workbench.base.files import gate, is_there, read_bytes
-from workbench.base.json_values import parse_json
+from workbench.base.json_values import Json, parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
 
@@ -47,15 +47,14 @@ def _exception(raised: Any) -> Any:
     args: list[Any] = [_value(each, {}) for each in raised["args"]]
     if raised["exceptions"]:
         args.append([_exception(each) for each in raised["exceptions"]])
+    attributes = {each: _value(value, {}) for each, value in raised["attributes"].items()}
     made: Any = None
     if kind is kinds[0]:
-        made = _with_text(kind, args, text) or _with_text(partial(kind.__new__, kind), args, text)
-    if made is None:  # the type is not known here, or its text needs more than its arguments
+        made = _made(kind, args, attributes)
+    if made is None or _text_of(made) != text:  # the type is not known here, or holds more
         members = {"__str__": lambda _: text, "__module__": module}
         told = type(name.rpartition(".")[2], (kind,), members)
-        made = told.__new__(told, *(args if raised["exceptions"] else [text]))
-    for attribute, value in raised["attributes"].items():
-        vars(made)[attribute] = _value(value, {})
+        made = _made(told, args if raised["exceptions"] else [text], attributes)
     if raised["before"] is not None:
         before = _exception(raised["before"])
         if raised["is_cause"]:
@@ -65,15 +64,23 @@ def _exception(raised: Any) -> Any:
     return made
 
 
-def _with_text(
-    make: Callable[..., BaseException], args: Sequence[Any], text: str
-) -> BaseException | None:
-    """Make an exception. None: the arguments do not fit, or its text would be another."""
+def _made(kind: type[BaseException], args: Sequence[Any], attributes: Json) -> Any:
+    """Make an exception by Python's own code: a pod chooses type and arguments.
+
+    None: the arguments do not fit.
+    """
+    own = next(each for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
     with suppress(Exception):
-        made = make(*args)
-        if str(made) == text:
-            return made
+        made = kind(*args) if kind is own else own.__new__(kind, *args)
+        vars(made).update(attributes)
+        return made
     return None
+
+
+def _text_of(error: BaseException) -> str:
+    with suppress(Exception):  # it may need what did not come
+        return str(error)
+    return ""
 
 
 def _type_at(module: str, name: str) -> type[BaseException] | None:

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import tests.support.tinyfolders as folders
+from tests.support.familyfolders import DENSE_FIRST, HEADS, LATENT, MOE
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
@@ -27,30 +28,11 @@ from workbench.finetune.options.adapters import Lora
 from workbench.finetune.plan.plan import plan
 
 SIZES = {**folders.SIZES, "vocab_size": 64, "num_attention_heads": 4, "hidden_size": 32}
-DENSE_FIRST = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
 # Families by the name of their classes.
 FAMILIES: dict[str, dict[str, object]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "Qwen2Moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-    },
-    "Qwen3Moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "head_dim": 8,
-    },
+    "Qwen2Moe": {**MOE, "shared_expert_intermediate_size": 16},
+    "Qwen3Moe": {**MOE, **HEADS},
     "GptOss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -59,16 +41,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "Glm4Moe": {**DENSE_FIRST, "head_dim": 8},
-    "DeepseekV3": {
-        **DENSE_FIRST,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
-        "qk_nope_head_dim": 8,
-    },
+    "Glm4Moe": {**DENSE_FIRST, **HEADS},
+    "DeepseekV3": {**DENSE_FIRST, **LATENT},
     "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
     # The routers are linear layers by their class, and return scores and logits.
     "Llama4": {
