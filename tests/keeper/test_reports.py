@@ -171,23 +171,34 @@ def test_a_report_has_the_state_of_ranks_processes_and_gpus(watched: Watched) ->
     assert report.drained
 
 
-def test_output_is_read_without_a_pause_and_events_have_this_machine_s_time(
-    watched: Watched,
+@pytest.mark.parametrize(
+    ("letters", "phase", "pauses_less"),
+    [(0, "running", 0), (3 << 20, "running", 1), (0, "exited", 1)],
+)
+def test_more_output_is_read_without_a_pause_and_events_have_this_machine_s_time(
+    watched: Watched, letters: int, phase: str, pauses_less: int
 ) -> None:
     line = b'@workbench {"time_s": 12.0, "rank": 0, "kind": "step", "step": 1}\n'
-    chunks = {"attempt-0/rank-0.stdout.log": {"offset": 0, "data": line.decode()}}
+    output = line + b"." * letters
+    chunks = {"attempt-0/rank-0.stdout.log": {"offset": 0, "data": output.decode()}}
 
     def once() -> None:
         if len(watched.agent.asked) > 1:
             watched.agent.answer = {**watched.agent.answer, "chunks": {}}
 
     watched.agent.then = once
-    watched.agent.answer = {**watched.agent.answer, "chunks": chunks}
+    watched.agent.answer = {
+        **watched.agent.answer,
+        "ranks": [{**RUNNING, "phase": phase}],
+        "chunks": chunks,
+    }
     first, second = watched.reports()[:2]
     assert (first.drained, second.drained) == (False, True)
     assert [event.time_s for event in first.events] == [10.0]
-    assert watched.paths.rank_log(0, 0, "stdout").read_bytes() == line
-    assert len(watched.agent.asked) == len(watched.end.waits) + 1
+    assert watched.paths.rank_log(0, 0, "stdout").read_bytes() == output
+    assert len(watched.agent.asked) == len(watched.end.waits) + pauses_less
+    assert watched.agent.asked[0]["phases"] == {}
+    assert watched.agent.asked[1]["phases"] == {"0": phase}
 
 
 def test_logs_that_failed_are_tried_once_more_after_the_end(

@@ -68,6 +68,8 @@ class Server:
                 self._accept()
             if wake in ready:
                 os.read(wake, 4096)
+            if self.agent.output_news in ready:
+                os.eventfd_read(self.agent.output_news)
             self._tick()
             if self.agent.finished:
                 break  # the last answers are sent after `at_end`
@@ -90,9 +92,10 @@ class Server:
         for connection in self.connections:
             if connection.events:
                 poll.register(connection.socket, connection.events)
-        pause_s = self.agent.pause_s()
-        if any(connection.pending for connection in self.connections):
-            pause_s = min(pause_s, 0.05)
+        pending = [later for each in self.connections for _, later in each.pending]
+        if pending:
+            poll.register(self.agent.output_news, select.POLLIN)
+        pause_s = min([self.agent.pause_s(), *(later.pause_s for later in pending)])
         happened = poll.poll(1000 * min(pause_s, 60.0))
         return {number for number, events in happened if events & ~select.POLLOUT}
 

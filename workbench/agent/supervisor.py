@@ -43,6 +43,7 @@ _LAST_S = 3.0
 _LATE_S = 5.0  # a busy processor alone does not delay a tick this much
 _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
+_HELD_AT_MOST_S = 5.0
 _RUNS_KEPT = 20
 _LEAVING = "leaving"  # file by which the process of the pod announces its end
 _FOLDERS = "workbench.agent.folders"  # imported only in the forks that use it
@@ -56,6 +57,8 @@ class Later:
 
     ready: Callable[[], Reply | None]
     """Returns the reply, or None before it is ready. A reply with an `error` is a refusal."""
+    pause_s: float = 0.05
+    """Longest time between two calls of `ready`, in seconds."""
 
 
 class Agent:
@@ -64,6 +67,8 @@ class Agent:
         self.root = root
         self.replaced = replaced
         self.launcher = RankLauncher()
+        self.output_news = self.launcher.pump.news
+        """Descriptor that is readable after new output of a rank."""
         self.warm = self.launcher.warm
         self._tasks = Tasks()
         self._installs = Installs(self._tasks)
@@ -359,10 +364,26 @@ class Agent:
         self.launcher.launch(run, rank, overrides)
         return {"logs": sizes}
 
-    def _poll(self, message: Message) -> Reply:
+    def _poll(self, message: Message) -> Reply | Later:
+        """Return output and state of a run: with `wait_s`, at the next news or after the time.
+
+        News are output beyond `offsets`, and phases of ranks that differ from `phases`.
+        """
         run = self._run(message)
         offsets = object_in(message, "offsets")
         cap = whole_in(message, "max_bytes", _POLL_BYTES)
+        phases = object_in(message, "phases")
+        until = time.monotonic() + min(number_in(message, "wait_s", 0.0), _HELD_AT_MOST_S)
+
+        def ready() -> Reply | None:
+            is_due = time.monotonic() >= until or self._end_by is not None
+            if is_due or run.has_news(offsets, phases):
+                return self._look(run, offsets, cap)
+            return None
+
+        return ready() or Later(ready, pause_s=_SAMPLE_S)
+
+    def _look(self, run: PodRun, offsets: Message, cap: int) -> Reply:
         table: dict[int, Process] = {}
         if not run.settled:
             table = self._processes(fresh=run.hurried)

@@ -15,7 +15,7 @@ from workbench.agent.gpus import Question, cores_near_gpus
 from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.memory import MemoryWatch
-from workbench.agent.ranks.output import OutputPump, Readable, read_chunks
+from workbench.agent.ranks.output import OutputPump, Readable, has_output, read_chunks
 from workbench.agent.ranks.rank import Rank
 from workbench.agent.ranks.records import (
     LEAVE_ASKED,
@@ -24,7 +24,7 @@ from workbench.agent.ranks.records import (
     keep_room,
     read_attempt,
 )
-from workbench.agent.ranks.request import RunRequest
+from workbench.agent.ranks.request import Message, RunRequest
 from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.machine.nvml import VISIBLE
@@ -73,6 +73,12 @@ class PodRun:
                 success=request.success,
                 attempt=self.restart,
             )
+        self._streams: dict[str, Readable] = {}
+        """All streams by their names in requests: the paths of the logs in the run's folder."""
+        for rank in self.ranks.values():
+            self._streams[self._name(rank.order)] = rank.order
+            for stream in rank.streams.values():
+                self._streams[self._name(stream)] = stream
         self.stopping = False
         self._asked = False
         self._kill_at: float | None = None
@@ -248,26 +254,32 @@ class PodRun:
                 members.add(pid)
         return members
 
+    def has_news(self, offsets: Message, phases: Message) -> bool:
+        """Whether a reader with these offsets, and these phases of ranks, lacks something.
+
+        True as soon as no rank lives or processes are being ended.
+        """
+        if not self.live or self.hurried:
+            return True
+        if any(rank.phase != phases.get(str(number)) for number, rank in self.ranks.items()):
+            return True
+        return has_output(self._streams, offsets)
+
     def poll(
         self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int
     ) -> dict[str, object]:
         # State before output: an ended rank's output is then complete in this or a later answer.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
-        streams: dict[str, Readable] = {}
-        for rank in self.ranks.values():
-            streams[self._name(rank.order)] = rank.order
-        lost = 0
-        for rank in self.ranks.values():
-            for stream in rank.streams.values():
-                streams[self._name(stream)] = stream
-                lost += stream.dropped
+        lost = sum(
+            stream.dropped for rank in self.ranks.values() for stream in rank.streams.values()
+        )
         full = ""
         if lost:
             free = free_bytes(self.folder)
             full = str(disk_full(self.folder, lost, free, where=self.root.name))
         return {
             "ranks": ranks,
-            "chunks": read_chunks(streams, offsets, max_bytes),
+            "chunks": read_chunks(self._streams, offsets, max_bytes),
             "live_processes": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
             "removed": self._removed(),
@@ -275,7 +287,6 @@ class PodRun:
         }
 
     def _name(self, stream: Readable) -> str:
-        """Return the name of a stream in requests: the path of its log below the run's folder."""
         return str(stream.log.relative_to(self.folder))
 
     def _removed(self) -> str:

@@ -243,6 +243,8 @@ class OutputStream:
 
 class OutputPump:
     def __init__(self) -> None:
+        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Descriptor that is readable after new output."""
         self._streams: dict[int, OutputStream] = {}
         self._poll = select.epoll()
         self._thread: threading.Thread | None = None
@@ -273,9 +275,15 @@ class OutputPump:
                 except Exception:  # thread boundary: the other ranks' output must continue
                     _log.exception("emptying the pipe of %s", stream.log)
                     time.sleep(_AGAIN_S)
+                os.eventfd_write(self.news, 1)
 
 
 Readable = OutputStream | OutputOrder
+
+
+def has_output(streams: Mapping[str, Readable], offsets: Message) -> bool:
+    """Whether a stream has bytes beyond the reader's offset."""
+    return any(stream.size > whole_in(offsets, name, 0) for name, stream in streams.items())
 
 
 def read_chunks(

@@ -28,7 +28,11 @@ from workbench.rundir.outcome import RankStatus, rank_statuses
 from workbench.rundir.output.collect import Collector
 
 logger = logging.getLogger(__name__)
-_POLL_S = 0.15
+# The agent answers a poll at the first news, and a quiet pod after this time.
+_HELD_S = 2.0
+_HELD_OF_LEASE = 1 / 8
+# Between two polls, so that a rank that prints without a pause does not fill this machine's time.
+_PAUSE_S = 0.15
 # Limit for all pods together. A poll takes several milliseconds of this machine.
 _POLLS_PER_S = 200
 _AGAIN_S = 0.5
@@ -93,7 +97,9 @@ class PodWatch:
         self._link = link
         self._context = context
         self._reports = reports
-        self._pause_s = max(_POLL_S, len(context.links) / _POLLS_PER_S)
+        self._pause_s = max(_PAUSE_S, len(context.links) / _POLLS_PER_S)
+        self._held_s = min(_HELD_S, context.spec.cluster.lease_s * _HELD_OF_LEASE)
+        self._phases: dict[str, str] = {}
         self._own = context.ranks_on(link)
         self._collector = Collector(
             context.paths,
@@ -131,7 +137,7 @@ class PodWatch:
         failures = 0
         while not self._end.is_set():
             try:
-                more = self._poll()
+                is_behind = self._poll()
                 if failures:
                     logger.info(
                         "%s answers again after %.0f s", self._link.pod.name, uptime_clock() - heard
@@ -139,7 +145,7 @@ class PodWatch:
                 heard = uptime_clock()
                 again_s = _AGAIN_S
                 failures = 0
-                if not more:
+                if not is_behind:
                     self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:
                 silent_s = uptime_clock() - heard
@@ -166,22 +172,26 @@ class PodWatch:
         )
 
     def _poll(self) -> bool:
+        """Take an answer of the agent. Return whether more output is waiting on the pod."""
         answer = self._link.call(
             "poll",
             run=self._context.run_id,
             offsets=self._collector.offsets,
             max_bytes=_CHUNK_BYTES,
+            wait_s=self._held_s,
+            phases=self._phases,
         )
         chunks = answer.get("chunks")
+        before = sum(self._collector.offsets.values())
         offset_s = self._link.clock_offset_s
         events = [
             replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)
         ]
         ranks = rank_statuses(self._link.pod, answer, offset_s, self._own)
+        self._phases = {str(rank.rank): rank.phase for rank in ranks}
+        ended = all(rank.phase == "exited" for rank in ranks)
         # After all ranks have ended, retry failed writes once more.
-        more = bool(chunks) or (
-            all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()
-        )
+        more = bool(chunks) or (ended and self._collector.try_last())
         live = whole(answer.get("live_processes"))
         if live is None or live < 0:
             raise ValueError(f"{self._link.pod.name} reports no number of live processes")
@@ -198,7 +208,8 @@ class PodWatch:
                 gpus=[_gpu(gpu) for gpu in parts(answer.get("gpus"))],
             )
         )
-        return bool(chunks)
+        taken = sum(self._collector.offsets.values()) - before
+        return taken >= _CHUNK_BYTES / 2 or (ended and bool(chunks))
 
     def _reconnect(self, after_s: float) -> bool:
         self._end.wait(after_s)
