@@ -13,10 +13,12 @@ from workbench import (
     Cluster,
     FineTune,
     Function,
+    KubernetesPods,
     LocalPods,
     PodSpec,
     Run,
     Script,
+    SlurmPods,
     SSHPods,
     compare,
     gpus_for,
@@ -123,3 +125,27 @@ def test_every_public_call_is_tried_or_is_no_call() -> None:
     others = {"Script", "Function", "Benchmark", "Volume", "CMLPods", "KubernetesPods"}
     others |= {"SlurmPods", "LocalPods", "log"}
     assert set(workbench.__all__) <= tried | others
+
+
+@pytest.mark.parametrize("place", [LocalPods, PodSpec, KubernetesPods, SlurmPods])
+@pytest.mark.parametrize(
+    "value",
+    [4, "name", ["a", "b"], {"a": 1}, object()],
+    ids=["number", "text", "list", "mapping", "object"],
+)
+def test_a_value_without_a_name_is_refused_with_a_call_that_works(
+    place: type, value: object
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        place(value)
+    _, _, call = str(refusal.value).partition("write ")
+    if call:
+        names = {"Cluster": Cluster, place.__name__: place}
+        eval(call.replace("(…)", "()"), names)
+    else:
+        assert "by name alone: one of " in str(refusal.value)
+
+
+def test_the_number_of_pods_belongs_to_the_cluster() -> None:
+    with pytest.raises(ConfigError, match=r"write Cluster\(LocalPods\(…\), count=4\)"):
+        LocalPods(4)

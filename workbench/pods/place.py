@@ -63,6 +63,15 @@ class PlaceOptions(Record):
             **self.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         }
 
+    @classmethod
+    def _by_name(cls, value: object) -> ConfigError:
+        if isinstance(value, int):
+            return ConfigError(
+                f"the number of pods is an option of Cluster: write "
+                f"Cluster({cls.__name__}(…), count={value})"
+            )
+        return super()._by_name(value)
+
     def __repr__(self) -> str:
         options = {name: value for name, value in self.to_dict().items() if name != "kind"}
         written = ", ".join(f"{name}={value!r}" for name, value in options.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -25,7 +25,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -36,6 +36,14 @@ from workbench.base.record.types import Allowed, Unit
 # Pages and forms show the docstrings. On pods this package is a zip. No program reads docstrings
 # there, and inspect would compare every loaded module for each class (6 s beside torch).
 _HAS_SOURCE = Path(__file__).is_file()
+
+
+def _takes(field: FieldInfo, value: object) -> bool:
+    """Whether an option may have a value."""
+    with suppress(ValidationError):
+        TypeAdapter(field.rebuild_annotation()).validate_python(value, strict=True)
+        return True
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,11 +124,12 @@ class Record(BaseModel):
 
     @classmethod
     def _by_name(cls, value: object) -> ConfigError:
-        first = next(iter(cls._fields()), "")
-        return ConfigError(
-            f"{cls.__name__} takes options by name alone: write "
-            f"{cls.__name__}({first}={shortened(value)})"
-        )
+        """Return the refusal of a value without a name, with the first option of such values."""
+        name = next((name for name, field in cls._fields().items() if _takes(field, value)), "")
+        remedy = f"one of {', '.join(cls._fields())}"
+        if name:
+            remedy = f"write {cls.__name__}({name}={shortened(value)})"
+        return ConfigError(f"{cls.__name__} takes options by name alone: {remedy}")
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse assignments without showing the value, which may be secret.
