@@ -39,8 +39,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _UNREACHED = re.compile(
     r"Failed to establish a new connection|Name or service not known|Connection refused|"
     r"Temporary failure in name resolution|Failed to resolve|ConnectTimeoutError|ReadTimeoutError|"
-    r"Network is unreachable|No route to host|ProxyError|Cannot connect to proxy|dns error|"
-    r"tcp connect error|error sending request|Read timed out|operation timed out",
+    r"Network is unreachable|No route to host|ProxyError|Cannot connect to proxy|Read timed out",
     re.IGNORECASE,
 )
 

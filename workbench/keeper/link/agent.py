@@ -427,7 +427,8 @@ class AgentLink(PodFiles):
             )
         if answer.get("state") != "made":
             # The address of an index may contain a password.
-            why = mask_secrets(f"{text(answer.get('why'))}\n{text(answer.get('tail'))}".strip())
+            words = told(f"{text(answer.get('why'))}\n{text(answer.get('tail'))}")
+            why = mask_secrets(words.strip())
             raise PodError(f"could not install {asked} on {self.pod.name}: {why}")
 
     def _meet(self) -> None:
