@@ -62,7 +62,8 @@ def test_what_a_pod_lacks_lies_once_behind_its_own_for_functions_and_the_trainer
     )
     spec = offline(wheels, "wb_above", str(direct), str(tracker))
     with Cluster(LocalPods(), spec, count=2, path=tmp_path / "cluster") as cluster:
-        (folder,) = (cluster.path / "pods" / "store").glob("packages-*[!k]")
+        store = cluster.path / "pods" / "store"
+        (folder,) = store.glob("packages-*/lib/python3*/site-packages")
         seen = cluster.run(look, progress=False)
         assert sorted(path.name for path in folder.glob("*.py")) == [
             "mlflow.py",
@@ -71,7 +72,6 @@ def test_what_a_pod_lacks_lies_once_behind_its_own_for_functions_and_the_trainer
             "wb_direct.py",
         ]
         assert not (folder / "numpy").exists()
-        assert not list(folder.parent.glob(".packages-*"))
         cluster.submit(job).wait(300, progress=False).raise_for_status()
     for each in seen:
         assert isinstance(each, dict)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says
 from tests.support.wheels import wheel
 from workbench.agent.folders import remove_environments
 from workbench.agent.packages import environment
 from workbench.agent.packages.installs import Installs, is_made
-from workbench.agent.packages.target import install
 from workbench.agent.ranks.request import RunRequest, rank_environment
 from workbench.agent.tasks import Tasks
 from workbench.base.errors import DiskFull
@@ -77,6 +79,9 @@ def test_environments_are_removed_and_other_content_of_the_store_stays(tmp_path:
     assert remove_environments(tmp_path / "absent") == {}
 
 
+LOOKING = "Looking in indexes: https://me:****@pypi.example.org/simple, https://b.org/simple\n"
+
+
 @pytest.mark.parametrize(
     ("output", "why"),
     [
@@ -85,24 +90,25 @@ def test_environments_are_removed_and_other_content_of_the_store_stays(tmp_path:
             "pip: ERROR: No matching distribution for x",
         ),
         (
-            "ERROR: Could not find a version that satisfies x (from versions: none)\n"
+            f"{LOOKING}ERROR: Could not find a version that satisfies x (from versions: none)\n"
             "ERROR: No matching distribution found for x\n",
-            "pip: ERROR: No matching distribution found for x. The index at pypi.example.org lacks"
-            " the package, or cannot be reached",
+            "pip: ERROR: No matching distribution found for x. The index at pypi.example.org, "
+            "b.org lacks the package, or cannot be reached",
         ),
         ("Segmentation fault\n", "pip: Segmentation fault"),
         ("", "pip: exit code 1"),
+        (f"{sys.executable}: No module named pip\n", f"{sys.executable} has no pip"),
+        ("ModuleNotFoundError: No module named pip\n", "pip: ModuleNotFoundError"),
         (
             "WARNING: Retrying: Failed to establish a new connection: refused\nERROR: none\n",
-            "pip could not reach the package index at pypi.example.org",
+            "pip could not reach the package index at pypi.org",
         ),
     ],
 )
 def test_the_reason_of_a_failure(output: str, why: str, tmp_path: Path) -> None:
-    index = environment._index({"PIP_INDEX_URL": "https://me:pw@pypi.example.org/simple"}, ["x"])
-    error = environment._failure("pip", 1, output, tmp_path, index)
+    error = environment._failure("pip", 1, output, tmp_path, asks=True)
     assert str(error).startswith(why)
-    assert "pw" not in str(error)
+    assert "me" not in str(error).split()
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,34 +116,30 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     output = (
         "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
     )
-    error = environment._failure("pip", 1, output, tmp_path, "")
+    error = environment._failure("pip", 1, output, tmp_path, asks=False)
     assert isinstance(error, DiskFull)
     assert str(error).startswith(f"the disk of pod-1 is full: {tmp_path} needs more room")
 
 
-def test_uv_installs_isolated_environments_without_settings_of_pip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uv = tmp_path / "uv"
-    uv.write_text("#!/bin/sh\n")
-    uv.chmod(0o755)
-    monkeypatch.setattr(environment, "_PIP_FILES", ())
-    env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-
-    def name(more: Mapping[str, str], *, isolated: bool = True) -> str:
-        found, command = environment._installer(tmp_path, {**env, **more}, isolated=isolated)
-        assert (command[0] == str(uv)) == (found == "uv")
-        return found
-
-    assert name({}) == "uv"
-    assert name({}, isolated=False) == "pip"
-    assert name({"PIP_INDEX_URL": "https://example.org"}) == "pip"
-    both = {"PIP_INDEX_URL": "https://example.org", "UV_INDEX_URL": "https://example.org"}
-    assert name(both) == "uv"
-    settings = tmp_path / ".config" / "pip" / "pip.conf"
-    settings.parent.mkdir(parents=True)
-    settings.touch()
-    assert name({}) == "pip"
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_fork")
+@pytest.mark.parametrize("how", ["file", "variable", "line"])
+def test_the_index_of_every_setting_is_named_without_its_password(tmp_path: Path, how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    address = f"http://me:s3cretword@{place}/simple"
+    settings = tmp_path / "pip.conf"
+    settings.write_text("[global]\nretries = 1\n" + f"index-url = {address}\n" * (how == "file"))
+    env = {"PIP_CONFIG_FILE": str(settings), "no_proxy": "*", "PIP_NO_INDEX": "0"}
+    if how == "variable":
+        env["PIP_INDEX_URL"] = address
+    lines = [f"--index-url {address}"] * (how == "line") + ["wb_absent"]
+    log = tmp_path / "log"
+    answer = environment.make(tmp_path / "environment", log, {"lines": lines, "env": env})
+    assert answer["state"] == "failed"
+    assert says(answer["why"], "could not reach the package index at", place)
+    for text in (str(answer), log.read_text()):
+        assert "s3cretword" not in text
 
 
 def test_ranks_find_the_commands_of_their_environment() -> None:
@@ -177,11 +179,10 @@ def test_places_in_a_hosts_settings_of_pip_do_no_harm(tmp_path: Path, how: str) 
     else:
         env |= {f"PIP_{name.upper().replace('-', '_')}": settings[name] for name in settings}
         env["PIP_CONFIG_FILE"] = os.devnull
-    packages = tmp_path / "packages"
-    install(packages, ["wb_thing", "pytest"], env)
-    assert (packages / "wb_thing.py").exists()
-    made = tmp_path / "environment"
-    answer = environment.make(made, tmp_path / "log", {"lines": ["wb_thing"], "env": env})
-    assert answer == {"state": "made", "line": "installed"}
-    assert list(made.glob("lib/*/site-packages/wb_thing.py"))
+    for keep in (False, True):
+        made = tmp_path / f"environment-{keep}"
+        request = {"lines": ["wb_thing", "pytest"], "keep": keep, "env": env}
+        answer = environment.make(made, tmp_path / "log", request)
+        assert answer == {"state": "made", "line": "installed"}
+        assert list(made.glob("lib/*/site-packages/wb_thing.py"))
     assert not elsewhere.exists()

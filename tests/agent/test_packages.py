@@ -1,4 +1,4 @@
-"""Packages that the agent installs, with a pretended pip, venv and uv. No process."""
+"""Packages that the agent installs, with a pretended pip and venv. No process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import site
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ from tests.support.sentences import says
 from workbench.agent.packages import environment
 from workbench.agent.packages.environment import make
 from workbench.agent.packages.installs import Installs, is_made, mark_made
-from workbench.agent.packages.target import PackageError, install
 from workbench.base.errors import DiskFull
 
 pytestmark = pytest.mark.usefixtures("in_fork")
@@ -183,33 +182,18 @@ def test_a_killed_installer_is_named(
     assert says(why, "was killed by signal", "pip", -code)
 
 
-@pytest.mark.parametrize(
-    ("env", "lines", "index"),
-    [
-        ({}, [], "pypi.org"),
-        ({"PIP_INDEX_URL": "https://me:pw@one.org:81/simple"}, [], "one.org:81"),
-        ({"PIP_INDEX_URL": "https://one.org", "UV_INDEX_URL": "https://two.org"}, [], "two.org"),
-        ({"PIP_INDEX_URL": "https://one.org"}, ["-i https://three.org/simple"], "three.org"),
-        ({}, ["--index-url=https://four.org/?a=b", "--no-deps"], "four.org"),
-    ],
-)
 def test_an_index_that_is_not_reached_is_named_without_its_password(
-    programs: Programs,
-    folder: Path,
-    log: Path,
-    env: Mapping[str, str],
-    lines: Sequence[str],
-    index: str,
-    monkeypatch: pytest.MonkeyPatch,
+    programs: Programs, folder: Path, log: Path
 ) -> None:
-    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
-        monkeypatch.delenv(name, raising=False)
-    programs.work = fails(1, "ProxyError\nERROR: none\n")
-    why = str(make(folder, log, {"lines": ["peft", *lines], "env": env})["why"])
-    assert says(why, "Give an index that the pods reach as env={'PIP_INDEX_URL", index)
+    looking = "Looking in indexes: https://me:pw@one.org:81/simple\n"
+    programs.work = fails(1, f"{looking}ProxyError\nERROR: none\n")
+    why = str(make(folder, log, LINES)["why"])
+    assert says(why, "Give an index that the pods reach as env={'PIP_INDEX_URL", "one.org:81")
     assert "pw" not in why
-    programs.work = fails(1, "ERROR: no version\n")
-    assert make(folder, log, LINES)["why"] == "pip: ERROR: no version"
+    programs.work = fails(1, "ProxyError\nERROR: none\n")
+    assert "pypi.org" in str(make(folder, log, LINES)["why"])
+    for without in ({"env": {"PIP_NO_INDEX": "1"}}, {"lines": ["peft", "--no-index"]}):
+        assert make(folder, log, {**LINES, **without})["why"] == "pip: ERROR: none"
 
 
 def test_a_full_disk_is_an_error_of_the_pod(
@@ -274,69 +258,6 @@ def test_pods_with_the_same_folder_wait_for_the_first(
         assert make(folder, log, LINES) == {"state": "made", "line": ""}
         release.join()
     assert not programs.commands and b"another pod" in log.read_bytes()
-
-
-@pytest.fixture
-def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An environment with a program uv on its path and no settings of pip."""
-    monkeypatch.setattr(environment, "_PIP_FILES", ())
-    for name in [name for name in os.environ if name.startswith(("UV_", "PIP_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    (tmp_path / "programs").mkdir()
-    program = tmp_path / "programs" / "uv"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    return {"PATH": str(program.parent), "HOME": str(tmp_path)}
-
-
-@pytest.mark.parametrize(
-    ("isolated", "more", "settings", "expected"),
-    [
-        (True, {}, "", "uv"),
-        (False, {}, "", "pip"),
-        (True, {"PIP_NO_INDEX": "1"}, "", "pip"),
-        (True, {"PIP_NO_INDEX": "1", "UV_FIND_LINKS": "/w"}, "", "uv"),
-        (True, {}, ".pip/pip.conf", "pip"),
-        (True, {}, ".config/pip/pip.conf", "pip"),
-        (True, {"XDG_CONFIG_HOME": "other"}, ".config/pip/pip.conf", "uv"),
-        (True, {"XDG_CONFIG_HOME": "other"}, "other/pip/pip.conf", "pip"),
-    ],
-)
-def test_uv_installs_where_it_sees_the_packages_of_pip(
-    programs: Programs,
-    folder: Path,
-    log: Path,
-    tmp_path: Path,
-    uv: dict[str, str],
-    isolated: bool,
-    more: dict[str, str],
-    settings: str,
-    expected: str,
-) -> None:
-    if settings:
-        (tmp_path / settings).parent.mkdir(parents=True)
-        (tmp_path / settings).touch()
-    if "XDG_CONFIG_HOME" in more:
-        more = {"XDG_CONFIG_HOME": str(tmp_path / "other")}
-    make(folder, log, {**LINES, "isolated": isolated, "env": {**uv, **more}})
-    command = programs.commands[-1]
-    if expected == "uv":
-        assert command[:3] == [f"{uv['PATH']}/uv", "pip", "install"]
-    else:
-        assert command[:4] == [sys.executable, "-P", "-m", "pip"]
-    assert command[command.index("--python") + 1] == str(folder / "bin" / "python")
-
-
-def test_uv_beside_the_agents_python_is_found(
-    programs: Programs,
-    folder: Path,
-    log: Path,
-    uv: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "executable", f"{uv['PATH']}/python")
-    make(folder, log, {**LINES, "isolated": True, "env": {**uv, "PATH": "/nowhere"}})
-    assert programs.commands[-1][0] == f"{uv['PATH']}/uv"
 
 
 class Tasks:
@@ -434,85 +355,36 @@ def test_the_last_line_of_the_installer_is_shown(
     assert ask() == {"state": "busy", "line": line}
 
 
-class Pip:
-    """pip of a pod: it reports what is missing, and installs into a folder."""
+def reports(*missing: tuple[str, str]) -> Program:
+    """A pip that would install the packages."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.commands: list[list[str]] = []
-        self.env: dict[str, str] = {}
-        self.missing: list[dict[str, Any]] = []
-        self.ends: Any = SimpleNamespace(returncode=0, stderr="", stdout="")
-        monkeypatch.setattr(subprocess, "run", self.run)
-
-    def run(self, command: list[str], *, env: dict[str, str], **options: Any) -> Any:
-        assert options["text"] is options["capture_output"] is True and not options["check"]
-        self.commands.append(command)
-        self.env = env
-        if "--report" in command:
+    def work(command: list[str], _out: Any) -> int:
+        if "--dry-run" in command:
+            items = [{"metadata": {"name": name, "version": number}} for name, number in missing]
             report = Path(command[command.index("--report") + 1])
-            report.write_text(json.dumps({"install": self.missing}))
-        if "--target" in command:
-            Path(command[command.index("--target") + 1], "peft.py").touch()
-        return self.ends
+            report.write_text(json.dumps({"install": items}))
+        return 0
 
-    def miss(self, name: str, version: str = "1.0", **more: Any) -> None:
-        facts = {"name": name, "version": version}
-        self.missing.append({"metadata": facts, "download_info": {}, **more})
+    return work
 
 
-@pytest.fixture
-def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    return Pip(monkeypatch)
+KEPT = {"lines": ["no-such-package-a"], "keep": True}
 
 
-def test_missing_packages_are_installed_by_themselves_into_a_folder(
-    pip: Pip, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cluster_s_packages_are_resolved_before_a_download(
+    programs: Programs, folder: Path, log: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/wrong")
-    monkeypatch.setenv("OF_POD", "pod")
-    pip.miss("no-such-package-a")
-    address = {"url": "https://example.org/b.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-    pip.miss("no-such-package-b", is_direct=True, download_info=address)
-    pip.miss("no-such-package-c", is_direct=True, download_info={"url": "file:///c.whl"})
-    install(folder, ["no-such-package-a", "x"], {"PIP_NO_INDEX": "1"})
-    asked, installed = pip.commands
-    assert asked[-2:] == ["no-such-package-a", "x"] and "--dry-run" in asked
-    assert installed[-3:] == [
-        "no-such-package-a==1.0",
-        "no-such-package-b @ git+https://example.org/b.git@abc",
-        "no-such-package-c @ file:///c.whl",
-    ]
-    assert "--no-deps" in installed and installed[:4] == [sys.executable, "-P", "-m", "pip"]
-    assert [path.name for path in folder.iterdir()] == ["peft.py"]
-    assert (pip.env["PIP_NO_INDEX"], pip.env["OF_POD"]) == ("1", "pod")
-    assert "PYTHONPATH" not in pip.env
-    assert folder.parent.stat().st_mode & 0o777 == 0o700
-    install(folder, ["x"], {})
-    assert len(pip.commands) == 2, "the folder is made once"
+    programs.work = reports(("no-such-package-a", "1.0"), ("no-such-package-b", "2.0"))
+    assert make(folder, log, KEPT)["state"] == "made"
+    _venv, asked, installed = programs.commands
+    assert asked[: len(installed)] == installed
+    assert asked[len(installed) :] == ["--dry-run", "--report", str(folder / "report.json")]
 
 
-def test_a_pod_that_has_all_packages_gets_an_empty_folder(pip: Pip, folder: Path) -> None:
-    install(folder, ["torch"], {})
-    assert len(pip.commands) == 1 and list(folder.iterdir()) == []
-
-
-def test_the_pods_own_packages_stay(pip: Pip, folder: Path) -> None:
-    pip.miss("pytest", "1.0")
-    with pytest.raises(PackageError) as error:
-        install(folder, ["pytest==1.0"], {})
+def test_the_pods_own_packages_stay(programs: Programs, folder: Path, log: Path) -> None:
+    programs.work = reports(("no-such-package-a", "1.0"), ("pytest", "1.0"))
+    answer = make(folder, log, KEPT)
+    assert answer["state"] == "failed" and len(programs.commands) == 2
     own = metadata.version("pytest")
-    assert says(error.value, "ask for versions that go with it", "pytest 1.0", own)
-    assert [path.name for path in folder.parent.iterdir()] == [f"{folder.name}.lock"]
-
-
-@pytest.mark.parametrize("stream", ["stderr", "stdout"])
-def test_an_error_of_pip_has_its_last_lines(pip: Pip, folder: Path, stream: str) -> None:
-    lines = [f"line {number}\n\n" for number in range(20)]
-    output = "".join([*lines, "\x1b[31mERROR\x1b[0m: no version\n"])
-    ends = {"returncode": 1, "stderr": "", "stdout": "progress" * (stream == "stderr")}
-    pip.ends = SimpleNamespace(**{**ends, stream: output})
-    with pytest.raises(PackageError) as error:
-        install(folder, ["x"], {})
-    shown = str(error.value).splitlines()
-    assert shown == [f"line {number}" for number in range(9, 20)] + ["ERROR: no version"]
+    assert says(answer["why"], "ask for versions that go with it", "pytest 1.0", own)
     assert not folder.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -131,6 +131,32 @@ def test_a_header_is_used_unless_requirements_are_given(tmp_path: Path) -> None:
     assert none is not None
     assert not none.installs
     assert read(tmp_path, None, "import trl\n") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"],
+)
+def test_an_index_for_uv_alone_is_refused_and_other_settings_of_uv_are_named(
+    name: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def notes(env: Mapping[str, str], *lines: str) -> Sequence[str]:
+        found = read_requirements(lines, script, env, isolated=False)
+        assert found is not None
+        return found.notes
+
+    address = "https://me:s3cretword@one.org/simple"
+    with pytest.raises(ConfigError, match=sentence("Give the source as", name)) as error:
+        notes({name: address}, "rich")
+    assert "s3cretword" not in str(error.value)
+    # The script itself may use uv.
+    assert notes({name: address}) == []
+    both = {name: address, "UV_OFFLINE": "1", "PIP_INDEX_URL": address}
+    (note,) = notes(both, "rich")
+    assert f"{name}, UV_OFFLINE" in note or f"UV_OFFLINE, {name}" in note
 
 
 @pytest.mark.parametrize(

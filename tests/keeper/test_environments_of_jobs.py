@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import RUN, SimLink, Simulation
-from tests.support.sentences import says
-from workbench.base.errors import RemoteError
+from tests.support.sentences import says, sentence
+from workbench.base.errors import PodError, PodTimeout, RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.jobs.job import NeededPackage
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.script import Script
+from workbench.keeper.link import environments
 from workbench.keeper.run import packages as module
 from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.pods.pod_spec import PodSpec
@@ -114,7 +115,9 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
     def sleep(_s: float) -> None:
         clock.now += 60.0
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    monkeypatch.setattr(
+        environments, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+    )
     return clock
 
 
@@ -265,7 +268,9 @@ def test_a_run_that_is_not_wanted_gives_pip_some_time_to_end(
         pauses.append(hand.now)
         hand.now += 10.0
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: hand.now, sleep=sleep))
+    monkeypatch.setattr(
+        environments, "time", SimpleNamespace(monotonic=lambda: hand.now, sleep=sleep)
+    )
     link = made.links[0]
     link.answers = [BUSY]
 
@@ -285,6 +290,43 @@ def test_a_run_that_is_not_wanted_stops_at_once_where_nothing_is_installed(made:
         link.answers = [{"state": "stopped"}]
     assert made.install() is False
     assert [len(link.requests) for link in made.links] == [1, 1]
+
+
+# Packages of the cluster.
+
+
+EINOPS = PodSpec(pip=["einops"], env={"PIP_NO_INDEX": "1"})
+
+
+def test_a_cluster_s_packages_are_made_in_the_same_way(made: Made) -> None:
+    link = made.links[0]
+    link.pod = replace(link.pod, versions={"python": "3.11.2"})
+    link.install(PodSpec(), 60.0)
+    assert not link.requests
+    link.answers = [BUSY, MADE]
+    link.install(EINOPS, 600.0)
+    request = link.requests[-1]
+    assert request["run"] == "" and request["folder"].startswith("/store/packages-")
+    assert request["request"] == {"lines": ["einops"], "keep": True, "env": {"PIP_NO_INDEX": "1"}}
+    library = request["folder"] + "/lib/python3.11/site-packages"
+    assert link.packages_folder(["einops"]) == library
+
+
+def test_a_cluster_s_packages_that_fail_are_an_error_of_the_pod(made: Made) -> None:
+    link = made.links[0]
+    tail = "Looking in indexes: https://me:s3cretword@one.org/simple\nERROR: none"
+    link.answers = [{"state": "failed", "why": "no version", "tail": tail}]
+    with pytest.raises(PodError, match=r"could not install einops on pod-0: no version\n") as error:
+        link.install(EINOPS, 60.0)
+    assert "ERROR: none" in str(error.value) and "s3cretword" not in str(error.value)
+
+
+def test_pip_is_ended_after_the_time_of_the_cluster_s_start(made: Made) -> None:
+    link = made.links[0]
+    link.answers = [BUSY]
+    with pytest.raises(PodTimeout, match=sentence("pip did not finish in {} s on", 150, "pod-0")):
+        link.install(EINOPS, 150.0)
+    assert [request["stop"] for request in link.requests] == [False] * 3 + [True] * 2
 
 
 # Packages that a job needs beside its own.

@@ -1,4 +1,4 @@
-"""The agent's command line: `serve`, `connect`, `rank`, `packages`. Other modules do the work."""
+"""The agent's command line: `serve`, `connect`, `rank`. Other modules do the work."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     if asked.command == "connect":
         return bridge(root)
-    if asked.command == "packages":
-        return _install(root)
     return _launch_rank(root, asked)
 
 
@@ -58,19 +56,6 @@ def _launch_rank(root: Path, asked: argparse.Namespace) -> int:
     return launch_rank(root, asked.run, place, quiet=asked.quiet)
 
 
-def _install(request: Path) -> int:
-    from workbench.agent.packages.target import PackageError, install
-
-    asked = json.loads(request.read_text(encoding="utf-8"))
-    request.unlink()
-    try:
-        install(Path(asked["folder"]), asked["requirements"], asked["env"])
-    except (PackageError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="workbench.agent", description="Start, watch and end ranks on a pod."
@@ -95,10 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     connecting = commands.add_parser("connect", help="bridge stdin and stdout to the agent")
     connecting.add_argument("root", metavar="POD_ROOT")
-    packages = commands.add_parser(
-        "packages", help="install what a request asks for, which is removed"
-    )
-    packages.add_argument("root", metavar="REQUEST_FILE")
     rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")
     rank.add_argument("root", metavar="PODS_ROOT")
     rank.add_argument("run", metavar="RUN_ID")

@@ -250,15 +250,18 @@ class Agent:
         return self._begin("stage", folder, files, archive, str(message.get("named") or ""))
 
     def _environment(self, message: Message) -> Reply:
-        """Start to make a run's environment, or return the state; with `stop`, end the work."""
-        run = check_run_id(message.get("run"))
+        """Start to make an environment, or return the state; with `stop`, end the work.
+
+        Without a run, the environment is that of the cluster.
+        """
+        run = str(message.get("run") or "")
         request = object_in(message, "request")
         if self._end_by is not None:
             raise ValueError(f"the agent of {self.root.name} is ending")
         if message.get("stop") is True:
             self._installs.stop(run)
         folder = Path(str(message.get("folder")))
-        log = self._folder(message) / "packages.log"
+        log = (self._folder(message) if run else self.root) / "packages.log"
         return self._installs.ask(run, folder, log, request, begin=message.get("stop") is not True)
 
     def _has_environments(self, _message: Message) -> Reply:

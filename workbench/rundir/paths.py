@@ -155,7 +155,7 @@ class RunPaths:
         return self.logs / rank_log(attempt, rank, stream)
 
     def packages_log(self, pod: str) -> Path:
-        """Return the output of pip or uv on a pod that installed packages for the run."""
+        """Return the output of pip on a pod that installed packages for the run."""
         return self.logs / f"packages.{pod}.log"
 
     def flight(self, rank: int) -> Path:

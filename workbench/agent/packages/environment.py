@@ -1,4 +1,4 @@
-"""Make a virtual environment for a job, in a fork of the agent, with uv or with the pod's pip.
+"""Make the virtual environment of a job or of a cluster with the pod's pip, in a fork of the agent.
 
 An environment is made in its own folder, as the scripts in `bin/` name the folder. A file marks the
 complete environment; a folder without the file is removed and made again.
@@ -7,14 +7,15 @@ complete environment; a folder without the file is removed and made again.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
-import shutil
 import signal
 import site
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -29,41 +30,22 @@ from workbench.base.process import die_with_parent
 
 Answer = dict[str, object]
 _TAIL_LINES = 12
-_TAIL_BYTES = 32 << 10
+_TAIL_BYTES = 1 << 20
 _PYPI = "https://pypi.org/simple"
-_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _NO_VERSION = "(from versions: none)"
+_INDEXES = re.compile("^Looking in indexes: (.+)$", re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _UNREACHED = re.compile(
     r"Failed to establish a new connection|Name or service not known|Connection refused|"
     r"Temporary failure in name resolution|Failed to resolve|ConnectTimeoutError|ReadTimeoutError|"
-    r"Network is unreachable|No route to host|ProxyError|Cannot connect to proxy|dns error|"
-    r"tcp connect error|error sending request|Read timed out|operation timed out",
+    r"Network is unreachable|No route to host|ProxyError|Cannot connect to proxy|Read timed out",
     re.IGNORECASE,
 )
-# Variables by which pip chooses packages. uv does not read them.
-_CHOOSING = (
-    "PIP_INDEX_URL",
-    "PIP_EXTRA_INDEX_URL",
-    "PIP_FIND_LINKS",
-    "PIP_NO_INDEX",
-    "PIP_CONSTRAINT",
-    "PIP_ONLY_BINARY",
-    "PIP_NO_BINARY",
-    "PIP_PRE",
-    "PIP_CONFIG_FILE",
-)
-_PIP_FILES = (
-    Path("/etc/pip.conf"),
-    Path("/etc/xdg/pip/pip.conf"),
-    Path(sys.prefix, "pip.conf"),
-)
-_UV_CHOOSING = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS", "UV_CONSTRAINT")
 
 
 class InstallError(Exception):
-    """The packages cannot be installed. `tail` holds the installer's last lines."""
+    """The packages cannot be installed. `tail` holds pip's last lines."""
 
     def __init__(self, why: str, tail: str) -> None:
         super().__init__(why)
@@ -75,9 +57,10 @@ def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
 
     Args:
         folder: The environment's folder. A failure leaves nothing there.
-        log: File for the installer's output.
-        request: `lines` and `constraints` of a requirements.txt, `isolated`, and `env`, the
-            variables of the job, with pip's and uv's settings.
+        log: File for pip's output.
+        request: `lines` and `constraints` of a requirements.txt; `isolated`; `keep`, whether
+            another version of a package of the pod is refused; and `env`, the variables of the job
+            or of the pods, with pip's settings.
     """
     signal.signal(signal.SIGTERM, _end)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -106,11 +89,10 @@ def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
 
 
 def _make(folder: Path, out: BinaryIO, log: Path, request: Mapping[str, object]) -> None:
-    isolated = request.get("isolated") is True
     env = _environment(request.get("env"))
     venv = [sys.executable, "-P", "-m", "venv", "--without-pip", str(folder)]
     _run("venv", venv, env, out, log, folder)
-    if not isolated:
+    if request.get("isolated") is not True:
         _show_pods_packages(folder)
     lines = _texts(request.get("lines"))
     if not lines:
@@ -123,8 +105,31 @@ def _make(folder: Path, out: BinaryIO, log: Path, request: Mapping[str, object])
         limits = folder / "constraints.txt"
         write_text(limits, "".join(f"{line}\n" for line in constraints))
         files += ["-c", str(limits)]
-    name, installer = _installer(folder, env, isolated=isolated)
-    _run(name, [*installer, *files], env, out, log, folder, index=_index(env, lines))
+    pip = [*_pip(folder), *files]
+    asks = _asks_index(env, lines)
+    if request.get("keep") is True:
+        # A large package is not downloaded if the pod's own packages exclude the package.
+        report = folder / "report.json"
+        dry = [*pip, "--dry-run", "--report", str(report)]
+        _run("pip", dry, env, out, log, folder, asks=asks)
+        _check_kept(report, lines)
+    _run("pip", pip, env, out, log, folder, asks=asks)
+
+
+def _check_kept(report: Path, lines: Sequence[str]) -> None:
+    """Refuse a package that the pod has, as the pod's own version would be imported instead."""
+    for item in json.loads(report.read_text(encoding="utf-8"))["install"]:
+        name = item["metadata"]["name"]
+        version = item["metadata"]["version"]
+        try:
+            own = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        raise InstallError(
+            f"{', '.join(lines)} wants {name} {version}, and the pod has {own} of its own, which "
+            "stays: ask for versions that go with it, or for another image",
+            "",
+        )
 
 
 def _show_pods_packages(folder: Path) -> None:
@@ -140,40 +145,12 @@ def _show_pods_packages(folder: Path) -> None:
     write_text(folder / "lib" / library / "site-packages" / "pods_packages.pth", "".join(lines))
 
 
-def _installer(folder: Path, env: Mapping[str, str], *, isolated: bool) -> tuple[str, list[str]]:
-    """Return name and command of uv if uv sees the same packages and index as pip, or of pip."""
-    python = str(folder / "bin" / "python")
-    beside = str(Path(sys.executable).with_name("uv"))
-    uv = shutil.which("uv", path=env.get("PATH")) or shutil.which(beside)
-    # uv knows no packages behind an environment's own, and would install torch again.
-    if uv and isolated and not _has_pip_settings(env):
-        return "uv", [uv, "pip", "install", "--no-progress", "--color=never", "--python", python]
+def _pip(folder: Path) -> list[str]:
+    """Return the command of the pod's pip, which counts packages behind an environment's own."""
+    own = [sys.executable, "-P", "-m", "pip", "--python", str(folder / "bin" / "python")]
     quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-color"]
     # An empty prefix would be the folder "/".
-    places = [*NO_PLACES, "--prefix", str(folder)]
-    return "pip", [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        *quiet,
-        *places,
-    ]
-
-
-def _has_pip_settings(env: Mapping[str, str]) -> bool:
-    if any(name in env for name in _UV_CHOOSING):
-        return False
-    home = env.get("HOME", "")
-    places = [
-        *_PIP_FILES,
-        Path(home, ".pip", "pip.conf"),
-        Path(env.get("XDG_CONFIG_HOME") or f"{home}/.config", "pip", "pip.conf"),
-    ]
-    return any(name in env for name in _CHOOSING) or any(place.is_file() for place in places)
+    return [*own, "install", *quiet, *NO_PLACES, "--prefix", str(folder)]
 
 
 def _run(
@@ -184,13 +161,13 @@ def _run(
     log: Path,
     folder: Path,
     *,
-    index: str = "",
+    asks: bool = False,
 ) -> None:
     begin = os.fstat(out.fileno()).st_size
     parent = os.getpid()
     process = subprocess.Popen(
         command,
-        env=without_places(env),
+        env=env,
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=out,
@@ -207,54 +184,59 @@ def _run(
         process.wait()
         raise
     if code:
-        raise _failure(name, code, _written(log, begin), folder, index)
+        raise _failure(name, code, _written(log, begin), folder, asks=asks)
 
 
-def _failure(name: str, code: int, output: str, folder: Path, index: str) -> Exception:
+def _failure(name: str, code: int, output: str, folder: Path, *, asks: bool) -> Exception:
     if _FULL.search(output):
         return _no_room(folder)
     lines = [line.rstrip() for line in _COLOUR.sub("", output).splitlines() if line.strip()]
     tail = "\n".join(lines[-_TAIL_LINES:])
     if code < 0:
         return InstallError(f"{name} was killed by signal {-code}", tail)
-    if index and _UNREACHED.search(output):
+    if asks and _UNREACHED.search(output):
         return InstallError(
-            f"{name} could not reach the package index at {index}. Give an index that the pods "
-            "reach as env={'PIP_INDEX_URL': …}, or choose pods with a network",
+            f"{name} could not reach the package index at {_index(output)}. Give an index that the "
+            "pods reach as env={'PIP_INDEX_URL': …}, or choose pods with a network",
+            tail,
+        )
+    if f"{sys.executable}: No module named pip" in output:
+        return InstallError(
+            f"{sys.executable} has no pip. Install pip on the pod: python -m ensurepip, or uv venv "
+            "--seed",
             tail,
         )
     errors = [line for line in lines if line.lower().lstrip(" ×╰─▶").startswith("error")]
     last = errors[-1] if errors else lines[-1] if lines else f"exit code {code}"
     message = f"{name}: {last.strip()}"
-    if index and _NO_VERSION in output:
+    if asks and _NO_VERSION in output:
         # Without retries, pip writes nothing of an index that it cannot reach.
-        message += f". The index at {index} lacks the package, or cannot be reached"
+        message += f". The index at {_index(output)} lacks the package, or cannot be reached"
     return InstallError(message, tail)
 
 
-def _index(env: Mapping[str, str], lines: Sequence[str]) -> str:
-    """Return host and port of the package index, for messages: the address may have a password.
+def _asks_index(env: Mapping[str, str], lines: Sequence[str]) -> bool:
+    return env.get("PIP_NO_INDEX", "0") in ("", "0") and "--no-index" not in lines
 
-    Empty: pip asks no index.
+
+def _index(output: str) -> str:
+    """Return host and port of the package indexes, for messages: an address may have a password.
+
+    pip names the indexes of all its settings, but not PyPI alone.
     """
-    if env.get("PIP_NO_INDEX", "0") not in ("", "0") or "--no-index" in lines:
-        return ""
-    found = [env[name] for name in _INDEXES if env.get(name)]
-    for line in lines:
-        option, _, value = line.replace("=", " ", 1).partition(" ")
-        if option in ("-i", "--index-url"):
-            found.insert(0, value.strip())
-    return urlsplit(found[0] if found else _PYPI).netloc.rpartition("@")[2]
+    found = _INDEXES.search(output)
+    indexes = [urlsplit(each.strip()) for each in (found[1] if found else _PYPI).split(",")]
+    return ", ".join(each.netloc.rpartition("@")[2] or each.path for each in indexes)
 
 
 def _environment(given: object) -> dict[str, str]:
-    """Return the installer's variables: the agent's and the job's, without import paths."""
+    """Return pip's variables: the agent's and the given ones, without import paths."""
     own = {**os.environ}
     if isinstance(given, Mapping):
         own |= {str(name): str(value) for name, value in given.items()}
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         own.pop(name, None)
-    return own
+    return without_places(own)
 
 
 def _texts(value: object) -> list[str]:

@@ -28,7 +28,6 @@ _LEFT_OUT = (
     "agent/listener.py",
     "agent/main.py",
     "agent/packages/environment.py",
-    "agent/packages/target.py",
     "agent/probe/allreduce.py",
     "agent/warm.py",
     "benchmark",

@@ -21,6 +21,7 @@ from workbench.jobs.requirements.requirements import (
     check_secrets,
     check_specifier,
     parsed,
+    settings_of_uv,
 )
 
 _OPENING = "# /// script"
@@ -84,7 +85,8 @@ def _checked(
         return None
     check_secrets([*found.lines, *found.constraints], found.source, environment)
     check_pins([*found.lines, *found.constraints], found.source)
-    return replace(found, isolated=isolated)
+    notes = settings_of_uv(environment) if found.packages else []
+    return replace(found, isolated=isolated, notes=[*found.notes, *notes])
 
 
 def _content_of(script: Path) -> str:

@@ -1,7 +1,7 @@
 """`Requirements`: the packages of a job, as lines of a requirements.txt. Checks them without pip.
 
-The lines are checked on the notebook's machine before pods start. Only pip, or uv, can decide on
-the pod whether the packages of an index go together.
+The lines are checked on the notebook's machine before pods start. Only pip can decide, on the pod,
+whether the packages of an index go together.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _HEADER = "the header of"
 _HASH = re.compile(r"\s--hash[=\s]\S+")
 _HIDDEN = ("Cc", "Cf", "Zl", "Zp")
 """Unicode's categories of control characters, of invisible ones, and of ends of lines."""
-_SETTINGS = ("PIP_", "UV_")
+_SETTINGS = "PIP_"
+_SOURCES = re.compile("UV_(DEFAULT_|EXTRA_)?INDEX(_URL)?|UV_FIND_LINKS")
+"""Variables by which uv chooses where packages come from."""
+_OF_PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CONFIG_FILE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +188,22 @@ def check_secrets(lines: Iterable[str], where: str, environment: Mapping[str, st
                 "keeps the lines. Give the value as env={'NAME': …} and write ${NAME} into the "
                 "line: pip fills in the value on the pod. An index is PIP_INDEX_URL in env"
             )
+
+
+def settings_of_uv(environment: Mapping[str, str]) -> list[str]:
+    """Return a note on variables that pip does not read.
+
+    Raises:
+        ConfigError: An index is given for uv alone. pip would ask PyPI for the same names.
+    """
+    names = sorted(name for name in environment if name.startswith("UV_"))
+    sources = [name for name in names if _SOURCES.fullmatch(name)]
+    if sources and not any(environment.get(name) for name in _OF_PIP):
+        raise ConfigError(
+            f"env has {', '.join(sources)}, and the packages are installed by pip, which reads no "
+            f"variable of uv. Give the source as {_OF_PIP[0]}, {_OF_PIP[1]} or {_OF_PIP[2]}"
+        )
+    return [f"{', '.join(names)} in env: not used, as pip installs the packages"] if names else []
 
 
 def check_pins(lines: Iterable[str], where: str) -> None:

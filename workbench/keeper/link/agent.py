@@ -29,6 +29,7 @@ from workbench.base.redact import mask_secrets
 from workbench.base.words import told
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.awake import uptime_clock
+from workbench.keeper.link.environments import make_environment
 from workbench.keeper.link.files import ContentStore, PodFiles, put_local
 from workbench.keeper.link.shared import seen_by
 from workbench.keeper.resource_limits import retry_on_exhaustion
@@ -384,15 +385,19 @@ class AgentLink(PodFiles):
         return ["env", *marked, self.pod.python, "-P", "-m", entries.AGENT, *args]
 
     def packages_folder(self, requirements: Sequence[str]) -> str:
-        """Return the pod's folder for packages of `PodSpec.pip`, or an empty string.
+        """Return the pod's folder that ranks import packages of `PodSpec.pip` from, or "".
 
         Pods with a shared store also share the folder.
         """
         if not requirements:
             return ""
+        library = ".".join(self.pod.versions.get("python", "").split(".")[:2])
+        return f"{self._packages(requirements)}/lib/python{library}/site-packages"
+
+    def _packages(self, requirements: Sequence[str]) -> PurePosixPath:
         asked = json.dumps([self.pod.python, *requirements])
         digest = hashlib.sha256(asked.encode()).hexdigest()
-        return str(self.store / f"packages-{digest[:16]}")
+        return self.store / f"packages-{digest[:16]}"
 
     def environment_folder(self, needs: Requirements, environment: Mapping[str, str]) -> str:
         """Return the pod's folder for the environment of a job, or an empty string.
@@ -408,31 +413,23 @@ class AgentLink(PodFiles):
         """Install missing packages with the pip settings of the pod and the spec's variables."""
         if not spec.pip:
             return
-        request = {
-            "folder": self.packages_folder(spec.pip),
-            "requirements": list(spec.pip),
-            "env": dict(spec.env),
-        }
-        content = json.dumps(request)
-        # Not passed in argv, as the address of an index may contain a password.
-        path = str(PurePosixPath(self.pod.root) / "packages.json")
-        self.write(content.encode(), path)
-        began = time.monotonic()
-        try:
-            self.run(self.agent("packages", path), timeout_s)
-        except RemoteError as error:
-            if time.monotonic() - began >= timeout_s:
-                asked = mask_secrets(", ".join(spec.pip))
-                message = (
-                    f"pip did not finish in {timeout_s:g} s on {self.pod.name} ({asked}); "
-                    "raise start_timeout_s"
-                )
-                raise PodTimeout(message) from error
+        answer = make_environment(
+            self,
+            folder=str(self._packages(spec.pip)),
+            request={"lines": list(spec.pip), "keep": True, "env": dict(spec.env)},
+            limit_s=timeout_s,
+        )
+        asked = mask_secrets(", ".join(spec.pip))
+        if answer.get("state") == "late":
+            raise PodTimeout(
+                f"pip did not finish in {timeout_s:g} s on {self.pod.name} ({asked}); "
+                "raise start_timeout_s"
+            )
+        if answer.get("state") != "made":
             # The address of an index may contain a password.
-            why = mask_secrets(error.stderr.strip() or str(error))
-            raise PodError(
-                f"pip could not install {', '.join(spec.pip)} on {self.pod.name}:\n{why}"
-            ) from error
+            words = told(f"{text(answer.get('why'))}\n{text(answer.get('tail'))}")
+            why = mask_secrets(words.strip())
+            raise PodError(f"could not install {asked} on {self.pod.name}: {why}")
 
     def _meet(self) -> None:
         ssh = self._connection()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import gate
@@ -18,6 +18,7 @@ from workbench.base.words import short_list, told
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.environments import make_environment
 from workbench.keeper.resource_limits import in_threads
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import mask_file
@@ -25,11 +26,8 @@ from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
-_LOOK_S = 0.5
 # The largest packages take minutes. pip itself ends after some minutes without its index.
 _MOST_S = 3600.0
-# Time to end pip and to remove a half environment.
-_END_S = 30.0
 _LOG = "packages.log"
 # Prints the versions of packages as ranks would find them. A package may have no metadata.
 _LOOK = """
@@ -127,50 +125,34 @@ class Packages:
 
     def _install_on(self, link: AgentLink, needs: Requirements) -> None:
         try:
-            self._follow(link, needs)
+            self._make(link, needs)
         except BaseException:
             self._failed.set()  # the other pods end too
             raise
 
-    def _follow(self, link: AgentLink, needs: Requirements) -> None:
-        request = {
-            "lines": list(needs.lines),
-            "constraints": list(needs.constraints),
-            "isolated": needs.isolated,
-            "env": dict(self._env),
-        }
-        folder = link.environment_folder(needs, self._env)
-        until = time.monotonic() + _MOST_S
-        ended_by = 0.0
-        while True:
-            now = time.monotonic()
-            stop = self._unwanted() or self._failed.is_set() or now > until
-            if stop and not ended_by:
-                ended_by = now + _END_S
-            answer = self._ask(link, folder, request, stop=stop)
-            state = answer.get("state")
-            if state == "busy" and (not stop or now < ended_by):
-                self._show(link, text(answer.get("line")))
-                time.sleep(_LOOK_S)
-                continue
-            break
+    def _make(self, link: AgentLink, needs: Requirements) -> None:
+        answer = make_environment(
+            link,
+            folder=link.environment_folder(needs, self._env),
+            request={
+                "lines": list(needs.lines),
+                "constraints": list(needs.constraints),
+                "isolated": needs.isolated,
+                "env": dict(self._env),
+            },
+            limit_s=_MOST_S,
+            run=self._context.run_id,
+            unwanted=lambda: self._unwanted() or self._failed.is_set(),
+            show=partial(self._show, link),
+        )
+        state = answer.get("state")
         if state == "made" and not text(answer.get("line")):
             return  # the environment was there before
         self._fetch_log(link)
-        if now > until:
+        if state == "late":
             raise self._error(link, f"the packages were not installed in {_MOST_S:.0f} s")
-        if stop or state == "made":
-            return
-        raise self._failure(link, needs, answer)
-
-    def _ask(
-        self, link: AgentLink, folder: str, request: Mapping[str, object], *, stop: bool
-    ) -> Mapping[str, object]:
-        def ask(_ssh: object) -> Mapping[str, object]:
-            run = self._context.run_id
-            return link.call("environment", run=run, folder=folder, request=request, stop=stop)
-
-        return link.retry_until_lease(ask, unwanted=self._unwanted)
+        if state not in ("made", "ended"):
+            raise self._failure(link, needs, answer)
 
     def _show(self, link: AgentLink, line: str) -> None:
         self._lines[link.pod.name] = self._context.redact(told(line)) if line else ""
