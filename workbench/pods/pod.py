@@ -5,12 +5,14 @@ The module avoids pydantic, so a guardian starts in half the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from workbench.base.errors import BackendError
 from workbench.base.process import LEASE_S
 
 
@@ -120,6 +122,14 @@ class LaunchContext:
     warm: bool = False
     """Whether the pods' agents will keep a process with torch imported; pods of one machine can
     share the import."""
+
+    @contextmanager
+    def reporting_unstopped(self) -> Iterator[None]:
+        """Report pods that cannot be stopped. The error that led to the stop matters more."""
+        try:
+            yield
+        except BackendError as error:
+            self.report(f"pods that were asked for may still run: {error}")
 
 
 def interface_variables(names: Sequence[str]) -> dict[str, str]:

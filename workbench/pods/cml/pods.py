@@ -5,7 +5,6 @@ The file lies in the project folder, which the session and all workers share.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -129,7 +128,7 @@ class CMLPods(Place):
             self._pods = self._launch_workers(names, own, spec, context)
             return list(self._pods)
         except BaseException:
-            with contextlib.suppress(BackendError):  # the first error is the one to tell
+            with context.reporting_unstopped():
                 self.stop()
             raise
 
@@ -179,7 +178,7 @@ class CMLPods(Place):
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Stop lost workers that still run and launch replacements; see `Place.restore`."""
         names = sorted(lost)
-        with contextlib.suppress(BackendError):
+        with context.reporting_unstopped():
             self._end({name: self._ids[name] for name in names})
         own = PurePosixPath(self._pods[0].root).parent
         came = self._launch_workers(names, str(own), spec, context)

@@ -6,11 +6,9 @@ raises instead. No message has the helper's answer, as the answer has a token.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.base.child import kill_group
 from workbench.base.errors import BackendError
 from workbench.base.words import plain
 
@@ -139,11 +138,10 @@ def _await(process: subprocess.Popen[bytes], name: str, wait: LoginWait) -> tupl
 
 def _kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
     """End a helper, with all programs started by the helper unless both share our group."""
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        if alone:
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
+    if alone:
+        process.kill()
+    else:
+        kill_group(process)
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -145,7 +145,7 @@ class SlurmPods(Place):
             self._pods = self._launch_job(names, own, spec, context)
             return list(self._pods)
         except BaseException:
-            with contextlib.suppress(BackendError):  # the first error is the one to tell
+            with context.reporting_unstopped():
                 self.stop()
             raise
 
@@ -334,7 +334,7 @@ class SlurmPods(Place):
         try:
             came = self._launch_job(names, str(own), spec, context, taken, again)
         except WorkbenchError as error:
-            with contextlib.suppress(BackendError):  # the first error is the one to tell
+            with context.reporting_unstopped():
                 self._end_pods(names)
             self._pods = [_failed(pod, error) if pod.name in lost else pod for pod in self._pods]
             raise

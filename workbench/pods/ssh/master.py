@@ -7,12 +7,10 @@ ProxyJump, follows the same rules. Without the rules a jump host's key could be 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from workbench.base.child import ended_within, kill_group
 from workbench.base.errors import ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.files import gate, write_text
 from workbench.base.files.folders import make_private
@@ -212,11 +211,9 @@ class Master:
         # The end of its input is the sign for the guard.
         if process.stdin is not None:
             process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+        ended_within(process, _END_S)
         # A program that the user's configuration started may stay.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
         process.wait()
         self._note_words()
         self._process = None
@@ -226,8 +223,7 @@ class Master:
         with self._lock:
             if self._process is not None and not self.is_up:
                 # ssh removes the socket first, and writes its last words then.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_S)
+                ended_within(self._process, _END_S)
                 self._note_words()
         return self.said
 
@@ -394,8 +390,7 @@ def run(
             out, said = process.communicate(timeout=max(0.1, limit_s))
         finally:
             # With a jump host or a Match exec it is a group of processes.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
     return subprocess.CompletedProcess(argv, process.returncode, out, said)
 
 
