@@ -466,7 +466,7 @@ class Function:
     """Positional arguments."""
     kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments."""
-    launcher: str = "ssh"
+    launcher: LauncherName = "ssh"
     """One of `LauncherName`."""
     stall_timeout_s: float | None = None
     """Same as the option of `Script`."""

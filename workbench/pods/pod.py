@@ -15,6 +15,13 @@ from typing import Any
 from workbench.base.errors import BackendError
 from workbench.base.process import LEASE_S
 
+Report = Callable[[str], None]
+"""Function that takes one line of progress for people ("2 of 3 pods are up")."""
+
+
+def no_report(_line: str) -> None:
+    """Drop a line of progress."""
+
 
 class Phase(StrEnum):
     """Where a pod is in its life; the words of Kubernetes."""
@@ -114,8 +121,7 @@ class LaunchContext:
     """OpenSSH public key line that every pod must accept."""
     lease_s: float = LEASE_S
     timeout_s: float = 120.0
-    report: Callable[[str], None] = lambda _line: None
-    """Takes one line of progress for people ("2 of 3 pods are up")."""
+    report: Report = no_report
     arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None
     """Receives the running pods before the next line of progress. A pod without an address is still
     awaited; its message holds the reason."""

@@ -19,7 +19,7 @@ from workbench.client.tables.comparison import RunComparison, compare
 from workbench.client.tables.run_rows import columns, different_options, figure_of, jobs_of, rows_of
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.figures.metrics import Column, columns_of
-from workbench.rundir.state import RunState
+from workbench.rundir.state import RunState, StateName
 from workbench.rundir.status import is_keeper_alive
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def history(
     folder: str | Path = ".",
     *,
     name: str = "",
-    state: str | Sequence[str] = (),
+    state: StateName | Sequence[StateName] = (),
     model: str = "",
     technique: str | Sequence[str] = (),
     pods: int | None = None,

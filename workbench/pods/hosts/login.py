@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from workbench.base.files import gate, is_there
 from workbench.pods.hosts.certificates import ended
 from workbench.pods.hosts.names import Host, ask_ssh, with_hops
 from workbench.pods.hosts.way import words_to
+from workbench.pods.pod import Report
 from workbench.pods.ssh import master
 from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
 from workbench.pods.ssh.master import Master
@@ -68,7 +69,7 @@ class Logins:
             ssh=master.wrapper_of(self._folder),
         )
 
-    def log_in(self, host: Host, connection: Master, report: Callable[[str], None]) -> None:
+    def log_in(self, host: Host, connection: Master, report: Report) -> None:
         """Open a host's standing connection. `report`: as for `Master.open`.
 
         Raises:

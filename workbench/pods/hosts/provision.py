@@ -27,7 +27,7 @@ from workbench.base.machine import limits, nvml, seats
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.names import Host
-from workbench.pods.pod import Jump, Pod
+from workbench.pods.pod import Jump, Pod, Report, no_report
 from workbench.pods.pod_spec import PodSpec
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def connect_all(
     hosts: Sequence[Host],
     log_in: Callable[[int, Host], R],
     timeout_s: float = CONNECT_S,
-    report: Callable[[str], None] = lambda _line: None,
+    report: Report = no_report,
 ) -> list[R]:
     """Log in to all hosts at once. Report slow hosts."""
     through = [host.jump or host.is_behind for host in hosts]
@@ -147,7 +147,7 @@ def create_pod_folder(
     setup: Sequence[str] = (),
     spec: PodSpec,
     cluster: str,
-    report: Callable[[str], None] = lambda _line: None,
+    report: Report = no_report,
 ) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"

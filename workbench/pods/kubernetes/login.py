@@ -21,6 +21,7 @@ from typing import Any
 from workbench.base.child import kill_group
 from workbench.base.errors import BackendError
 from workbench.base.words import plain
+from workbench.pods.pod import Report
 
 _LIMIT_S = 60.0
 _LOOK_S = 0.2
@@ -43,7 +44,7 @@ def _warn(words: str) -> None:
 class LoginWait:
     limit_s: float = _LIMIT_S
     """Seconds that a helper may take."""
-    report: Callable[[str], None] = _warn
+    report: Report = _warn
     """Receives the words of a helper that waits, such as the URL of a login page."""
     is_given_up: Callable[[], bool] = bool
     """Whether the caller wants no login any more; by default never."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base import entries
@@ -25,13 +25,14 @@ from workbench.base.machine.seats import (
     taken_words,
 )
 from workbench.pods.bootstrap.machine import check_gpus
+from workbench.pods.pod import Report
 from workbench.pods.pod_spec import PodSpec
 
 _LIMIT_S = 60.0
 
 
 def seat_pods(
-    roots: Sequence[Path], spec: PodSpec, cluster: str, report: Callable[[str], None]
+    roots: Sequence[Path], spec: PodSpec, cluster: str, report: Report
 ) -> list[Mapping[str, str]]:
     """Take GPUs for pods, and return the variables of each pod's sessions.
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.child import ended_within, kill_group
@@ -25,6 +25,7 @@ from workbench.base.files import gate, write_text
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import runtime_folder
 from workbench.base.words import plain
+from workbench.pods.pod import Report, no_report
 from workbench.pods.ssh.child import stands
 from workbench.pods.ssh.identity import config_path
 
@@ -164,7 +165,7 @@ class Master:
             )
             self._began_s = time.monotonic()
 
-    def wait_up(self, limit_s: float, report: Callable[[str], None] = lambda _line: None) -> bool:
+    def wait_up(self, limit_s: float, report: Report = no_report) -> bool:
         """Wait until the connection stands or its process has ended.
 
         `report`: receives a line about a security key that waits for a touch.
@@ -183,7 +184,7 @@ class Master:
             time.sleep(_STEP_S)
         return True
 
-    def open(self, limit_s: float, report: Callable[[str], None] = lambda _line: None) -> None:
+    def open(self, limit_s: float, report: Report = no_report) -> None:
         """Connect and log in. `report`: as for `wait_up`.
 
         Raises:
