@@ -170,11 +170,6 @@ class Event:
         return text(self.data.get(name))
 
 
-def format_event(kind: str, *, rank: int | None, **data: object) -> str:
-    """Return the line of an event with the current time, without the newline."""
-    return MARK + Event(time_s=now_s(), rank=rank, kind=kind, data=data).to_json()
-
-
 def emit(kind: str, **data: object) -> None:
     """Print an event from a rank, in a single write so that other output cannot split the line."""
     emit_event(Event(time_s=now_s(), rank=int(os.environ.get("RANK", "0")), kind=kind, data=data))
