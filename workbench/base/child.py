@@ -203,6 +203,7 @@ def replies(
         ValueError: The process failed or took too long.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
+        # A file as standard input: a pipe could fill while nobody reads.
         given.write(json.dumps(request).encode())
         given.seek(0)
         env = child_environment(**HELPER)
@@ -211,6 +212,7 @@ def replies(
             "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
         )
         assert child.stdout is not None
+        # `limited_time` ends the helpers of its thread.
         helpers = _of_thread.helpers
         if helpers is not None:
             helpers.add(child)
@@ -224,6 +226,7 @@ def replies(
                 end.start()
             for line in child.stdout:
                 yield parse_json(line)
+            # The last line of the errors is the reason; a passed limit is named first.
             if child.wait():
                 if limit_s is not None and time.monotonic() - began >= limit_s:
                     raise ValueError(f"it took more than {limit_s:.0f} s and was given up")

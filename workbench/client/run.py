@@ -319,6 +319,7 @@ class Run(LiveDisplayable):
                 for attempt in attempts:
                     if attempt < followed:
                         continue
+                    # The logs of a new attempt begin anew, behind a line for the restart.
                     if attempt > followed:
                         yield from self._restarted(attempt)
                         logs = [
@@ -326,6 +327,7 @@ class Run(LiveDisplayable):
                             for name in _streams(stream)
                         ]
                         followed = attempt
+                    # An unfinished line is yielded once nothing can follow.
                     last = ended or attempt < attempts[-1]
                     for log in logs:
                         for line in log.take(last=last):

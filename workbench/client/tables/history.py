@@ -160,12 +160,14 @@ def history(
     root = user_path(folder).absolute()
     if not is_folder(root):
         raise RunError(f"there is no folder {root}")
+    # A single word is a list of one.
     states, techniques = ([each] if isinstance(each, str) else each for each in (state, technique))
     for each in states:
         if each not in list(RunState):
             raise one_of("state", each, list(RunState))
     is_alive = cache(is_keeper_alive)  # clusters have many runs
     found = [record_of(paths, is_alive) for paths in find_runs(root)]
+    # Columns of metrics are known only from the runs, so they are checked after the search.
     column = _column_of("sort", sort.removeprefix("-"), found)
     bounds = {}
     for bounded, pair in (within or {}).items():
@@ -175,6 +177,7 @@ def history(
             raise ConfigError(
                 f"within[{bounded!r}] names a column of text; name a column of numbers"
             )
+    # A run is kept if it passes every filter that was given.
     records = [
         record
         for record in found

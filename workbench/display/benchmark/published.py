@@ -39,6 +39,7 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         ],
         "note": [plain(row.note) for row in rows],
     }
+    # A column that a source never states becomes a word of the caption.
     titles = []
     lacking = []
     for title, cells in columns.items():

@@ -163,6 +163,7 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
         else:
             figures.append(column)
     several = len({summary.row.model for summary in summaries}) > 1
+    # A part per group. Lines are numbered through all parts.
     parts: list[Part] = []
     number = 1
     for group in groups:

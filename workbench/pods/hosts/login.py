@@ -194,12 +194,14 @@ class Logins:
                 "The security key did not sign. Plug the key into this machine; a key with a"
                 " library of its own needs SecurityKeyProvider in the ssh configuration"
             )
+        # The host's own list of methods rules out every key.
         methods = _METHODS.search(said)
         if methods and "publickey" not in methods[1]:
             return (
                 "The host asks for a password or a code, and a keeper can answer neither. Ask its"
                 " administrators for a login by key or certificate alone"
             )
+        # The key may be right, and was never tried.
         if _MANY in said:
             return (
                 "ssh offered more keys than the host takes. Name the right key: SSHPods(key=PATH),"
@@ -212,6 +214,7 @@ class Logins:
                 " ~/.ssh/authorized_keys there, take the others' right to write in the home folder"
                 " (chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys), or name another user or key"
             )
+        # No known cause: show how to see which keys were tried.
         command = shlex.join(["ssh", "-v", *self._shown_options(), host.address])
         return (
             self._key_files(host)

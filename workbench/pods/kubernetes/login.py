@@ -74,6 +74,7 @@ def credentials(
     asked: dict[str, Any] = {"interactive": interactive}
     if cluster is not None:
         asked["cluster"] = cluster
+    # The protocol of Kubernetes: the request in a variable, the answer on standard output.
     info = {"apiVersion": version, "kind": "ExecCredential", "spec": asked}
     own = {str(each["name"]): str(each["value"]) for each in helper.get("env") or ()}
     try:
@@ -95,6 +96,7 @@ def credentials(
     with process:
         try:
             answer, said = _await(process, name, wait)
+        # An interrupt must not leave a helper that waits for a browser.
         except BaseException:
             _kill(process, alone=interactive)
             raise

@@ -293,6 +293,7 @@ class LocalPods(Place):
         try:
             if spec.gpus:
                 own = self._seated(folder, list(addresses), spec, context)
+            # Pods of this machine share one import of torch.
             self._start_fork_server(spec, context)
             shared: dict[str, str] = {}
             if self._fork_server is not None:
@@ -318,6 +319,7 @@ class LocalPods(Place):
                         token=rendezvous.token.hex(),
                         versions=installed_versions(),
                     )
+                    # The memory limit is a control group with a name of its own.
                     group = f"{os.getpid()}-{context.cluster_id}-{name}"
                     self._start_worker(config, group, spec.memory_gib)
                 came = rendezvous.wait(

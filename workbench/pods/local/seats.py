@@ -45,10 +45,12 @@ def seat_pods(
         "gpus": spec.gpus,
         "given": spec.env.get(VISIBLE, os.environ.get(VISIBLE)),
     }
+    # A helper process asks the driver: a driver in this process would keep the GPUs busy.
     try:
         (answer,) = replies(entries.SEATS, request=request, limit_s=_LIMIT_S)
     except ValueError as error:
         raise ConfigError(f"no GPU of this machine can be taken: {error}") from error
+    # Too few GPUs at all is another error than GPUs in use.
     if "usable" in answer:
         check_gpus(spec.gpus * len(roots), answer["usable"])
     if "error" in answer:
@@ -60,6 +62,7 @@ def seat_pods(
             " ask for fewer GPUs. Taken:\n" + "\n".join(holders)
         )
     seats: list[Mapping[str, str]] = answer["seats"]
+    # GPUs of others were passed over: users see which GPUs they have.
     if holders:
         own = "; ".join(
             f"{root.name} has GPUs {variables[VISIBLE]}"

@@ -169,12 +169,14 @@ class Rendezvous:
                 "a worker called %s reported; expected are %s", pod.name, ", ".join(self.names)
             )
             return f"no worker {pod.name} is expected"
+        # A worker may report again after a broken connection, but only with the same facts.
         before = self._came.get(pod.name)
         if before is not None and before != pod:
             raise PodError(
                 f"two different workers report as {pod.name}: {_where(before)} and {_where(pod)};"
                 " is a worker a clone?"
             )
+        # Two pods behind one address would be one host.
         for other in self._came.values():
             if other.name != pod.name and _where(other) == _where(pod):
                 raise PodError(

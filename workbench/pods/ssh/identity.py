@@ -197,6 +197,7 @@ def not_usable(path: Path, said: str) -> str:
     content = b""
     with contextlib.suppress(OSError):
         content = _first_bytes(path, _KEY_BYTES)
+    # The first line names the form. The checks go from the surest sign to the weakest.
     begin = content.lstrip()[:_KEY_BEGIN]
     name = shlex.quote(str(path))
     remedy = said

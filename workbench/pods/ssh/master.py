@@ -274,17 +274,20 @@ def make_folder(known: Sequence[str] | None, earlier: Path | None = None) -> Pat
         folder = earlier
         make_private(folder)
     else:
+        # The path of a Unix socket has about 100 bytes at most.
         base = runtime_folder()
         short = base if len(os.fsencode(base)) <= _SHORT else Path("/tmp")
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short))
     ssh = program()
     gate.write_text(trusted_of(folder), "")
+    # Host keys that the user trusted for this cluster come before the site's.
     rules = _as_words(_RULES)
     if known is not None:
         files = [trusted_of(folder), *map(Path, known)]
         rules += ["-o", f"GlobalKnownHostsFile={' '.join(map(config_path, files))}"]
     wrapper = wrapper_of(folder)
     wrapper.parent.mkdir(mode=0o700, exist_ok=True)
+    # ssh starts the wrapper for each jump host too, so the rules hold there.
     write_text(
         wrapper,
         _WRAPPER.format(

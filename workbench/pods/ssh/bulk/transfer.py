@@ -194,18 +194,21 @@ def send_file(
             _far_end(route, "receive", remote, part) as pipe,
             gate.open_record(local) as file,
         ):
+            # The pod names the bytes that an earlier try left, and their digest.
             header = _read_message(pipe, route)
             tries.size = _size(local)
             digest = hashlib.sha256()
             have = _number(header, "have", route)
             if have <= tries.size:
                 _hash_into(file, have, digest)
+            # Those bytes are of another file: begin again.
             if digest.hexdigest() != header.get("prefix"):
                 file.seek(0)
                 digest = hashlib.sha256()
                 have = 0
             _send(pipe, to_line({"offset": have, "size": tries.size}), route)
             tries.see(have, tell)
+            # The size is fixed at the beginning; the file may grow meanwhile.
             while tries.done < tries.size:
                 piece = file.read(min(_PIECE, tries.size - tries.done))
                 if not piece:
@@ -216,6 +219,7 @@ def send_file(
                 digest.update(piece)
                 _send(pipe, piece, route)
                 tries.see(tries.done + len(piece), tell)
+            # The pod compares the whole file before it takes the name.
             _send(pipe, to_line({"sha256": digest.hexdigest()}), route)
             end = _read_message(pipe, route)
             if end.get("sha256") != digest.hexdigest():
