@@ -212,7 +212,7 @@ def replies(
             "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
         )
         assert child.stdout is not None
-        # `limited_time` ends the helpers of its thread.
+        # `Helpers.end` of this thread ends the child.
         helpers = _of_thread.helpers
         if helpers is not None:
             helpers.add(child)

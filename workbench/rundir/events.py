@@ -203,6 +203,7 @@ def log(step: int, **figures: object) -> None:
     if whole_step is None:
         return
     numbers: dict[str, float] = {}
+    # A figure that cannot be recorded is named once, and never ends the script.
     for given, value in figures.items():
         if given in OWN_NAMES:
             why = "every event has a field of the same name. Choose another name"
@@ -212,6 +213,7 @@ def log(step: int, **figures: object) -> None:
         number = _number(given, value, int if name == "max_steps" else float)
         if number is not None:
             numbers[name] = number
+    # The prefix tells figures of an evaluation from figures of a step.
     evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
     trained = {name: value for name, value in numbers.items() if name not in evaluated}
     with suppress(OSError):  # the reader of the output has gone

@@ -162,6 +162,7 @@ class RunTotals:
                     self.doing = _doing(event)
                     state = RunState.RUNNING if self.training else RunState.STARTING
                     return state, self.doing
+            # The first step also ends a restart: its duration is known now.
             case EventKind.FIRST_STEP:
                 was_training = self.training
                 self.training = True

@@ -61,6 +61,7 @@ def gpus_doc(table: GpuTable) -> Doc:
         "pod's own memory GiB",
     )
     rows = []
+    # A kind of GPU on which the job never fits keeps its row, with the reason.
     for row in table.rows:
         plan = row.plan
         take = f"{row.gpus}" if row.pods == 1 else f"{row.gpus} on each of {row.pods} pods"

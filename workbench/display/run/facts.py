@@ -59,6 +59,7 @@ class RunFacts:
         fault = view.result.error if view.result else None
         label = read_label(view.paths)
         ended = view.state.is_terminal
+        # Texts of files may come from a stranger: they are made fit for a line.
         self.run_id = plain(view.id)
         self.name = plain(label.name)
         self.note = plain(label.note)

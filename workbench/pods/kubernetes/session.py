@@ -364,7 +364,7 @@ class Session:
         name = self._names[index]
         report = status.report_of(self._api, index, name, self._check_open)
         pod = decode_report(report)
-        # A reused address or a copied pod would get the keeper's key.
+        # The report must be of this pod: its name, its address, and the host key made for the pod.
         expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(

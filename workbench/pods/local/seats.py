@@ -45,7 +45,7 @@ def seat_pods(
         "gpus": spec.gpus,
         "given": spec.env.get(VISIBLE, os.environ.get(VISIBLE)),
     }
-    # A helper process asks the driver: a driver in this process would keep the GPUs busy.
+    # A helper process takes the GPUs, and leaves a process behind that holds the locks.
     try:
         (answer,) = replies(entries.SEATS, request=request, limit_s=_LIMIT_S)
     except ValueError as error:

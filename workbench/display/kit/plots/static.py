@@ -158,6 +158,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
     drawn = []
     for one in told_apart(plot.series, axis):
         style: dict[str, object]
+        # Curves have few markers, and points of evaluations are open markers.
         if one.joined:
             style = {
                 "linestyle": one.look.dash,
@@ -173,6 +174,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
                 "markeredgewidth": 1.4,
                 "markevery": 1,
             }
+        # The logged values stay visible, pale, behind their average.
         if one.smoothed:
             axes.plot(
                 one.xs[axis],
@@ -190,6 +192,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
             clip_on=False,
             **style,
         )
+        # Strokes from the lowest to the highest of repeated rows.
         if one.low:
             axes.vlines(
                 one.xs[axis],
@@ -200,6 +203,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
             )
     if plot.from_zero:
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
+    # Steps and pods have no fractions.
     most_ticks = _most_ticks(*axes.get_xlim())
     axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, integer=axis in COUNTS))
     if axis in COUNTS:
