@@ -96,6 +96,7 @@ class ProfileComparison(Displayable):
             else:
                 columns[f"{title} {one}"] = left
                 columns[f"{title} {other}"] = right
+        # The last column compares the times of the same module.
         times: list[tuple[str, Key]] = []
         for pair in pairs:
             one_s = None if pair.one is None else pair.one.latency_s
