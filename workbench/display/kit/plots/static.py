@@ -403,7 +403,7 @@ def _shortened(svg: str) -> str:
     svg = re.sub(r'<path d="[^"]*" style="fill:none"/>', "", svg)
     for style, name in _STYLES.items():
         svg = svg.replace(f' style="{style}"', f' class="{name}"' if name else "")
-    return _without_bare_groups(svg).replace("<defs></defs>", "")
+    return svg.replace("<defs></defs>", "")
 
 
 def _beside(letter: re.Match[str]) -> str:
@@ -432,20 +432,6 @@ def _by_differences(curve: str) -> str:
     for (x, y), (next_x, next_y) in pairwise(points):
         steps.append(f"{(next_x - x) / 10:g} {(next_y - y) / 10:g}".replace(" -", "-"))
     return f"M{begin}l{' '.join(steps)}".replace(" -", "-")
-
-
-def _without_bare_groups(svg: str) -> str:
-    parts = re.split(r"(<g\b[^>]*>|</g>)", svg)
-    kept: list[bool] = []  # of the groups that are open
-    for place, part in enumerate(parts):
-        if part.startswith("<g"):
-            kept.append(part != "<g>")
-            is_bare = not kept[-1]
-        else:
-            is_bare = part == "</g>" and not kept.pop()
-        if is_bare:
-            parts[place] = ""
-    return "".join(parts)
 
 
 def _round_all(text: str) -> str:

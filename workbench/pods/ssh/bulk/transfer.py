@@ -138,7 +138,7 @@ def fetch_file(
     gate.make_folders(local.parent, local.parent)
     part = local.with_name(f".{local.name}.part")
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
-    tries = _Tries(route, remote, f"{what} on {route.name}", f"what has come is in {part}")
+    tries = _Tries(route, f"{what} on {route.name}", f"what has come is in {part}")
 
     def once() -> str:
         with (
@@ -185,9 +185,7 @@ def send_file(
     route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None
 ) -> str:
     """Send a file of any size, replacing the old file (mode 0600); resume an earlier transfer."""
-    tries = _Tries(
-        route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there"
-    )
+    tries = _Tries(route, f"{remote} on {route.name}", f"what has arrived is in {part} there")
 
     def once() -> str:
         with (
@@ -232,7 +230,6 @@ def send_file(
 @dataclass(slots=True)
 class _Tries:
     route: SshRoute
-    remote: str
     what: str
     where: str
     size: int = 0
