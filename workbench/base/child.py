@@ -203,7 +203,7 @@ def replies(
         ValueError: The process failed or took too long.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
-        # A file as standard input: a pipe could fill while nobody reads.
+        # A file as standard input: a pipe could fill before the child reads.
         given.write(json.dumps(request).encode())
         given.seek(0)
         env = child_environment(**HELPER)
