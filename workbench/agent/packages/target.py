@@ -90,7 +90,6 @@ def _pip(args: Sequence[str], env: Mapping[str, str]) -> None:
         *NO_PLACES,
         "--prefix=",
     ]
-    # The package's own path must not hide what is installed.
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [*command, *args],
@@ -100,7 +99,6 @@ def _pip(args: Sequence[str], env: Mapping[str, str]) -> None:
         text=True,
         check=False,
     )
-    # The last lines of pip have the reason; colours are for terminals.
     if done.returncode != 0:
         output = done.stderr or done.stdout
         lines = [line for line in output.splitlines() if line.strip()]
