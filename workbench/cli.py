@@ -304,6 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--gpus-for", action="store_true", help="print the least GPUs of every kind for the job"
     )
+    # These verbs take a specification, and print JSON on request.
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
         parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
         _add_json(parser_of_spec)

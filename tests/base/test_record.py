@@ -276,7 +276,6 @@ def test_options_are_listed_for_pages_and_forms() -> None:
 def test_the_key_kind_selects_the_record() -> None:
     kinds: tuple[type[Ship] | type[Raft], ...] = (Ship, Raft)
     assert read_kind("vessel", {"kind": "raft"}, kinds) == Raft()
-    assert read_kind("vessel", {"name": "A"}, kinds, default="ship") == Ship(name="A")
     for data in ({"kind": "raf"}, {}, {"kind": ["raft"]}):
         with pytest.raises(ConfigError, match=r"vessel kind .* is not known.* Allowed: ship, raft"):
             read_kind("vessel", data, kinds)

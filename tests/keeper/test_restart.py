@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.eventlines import format_event
 from tests.support.sentences import says, sentence
 from tests.support.takeover import curve
 from workbench.base.errors import ConfigError, RunError
@@ -32,7 +33,7 @@ from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import write_manifest
-from workbench.rundir.events import Event, format_event, parse_event, read_events
+from workbench.rundir.events import Event, parse_event, read_events
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import RunPaths

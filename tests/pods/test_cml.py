@@ -116,6 +116,22 @@ def test_a_worker_that_fails_to_start_is_named_with_the_platforms_words(
     assert session.left(context) == []
 
 
+def test_workers_that_cannot_be_stopped_after_a_failed_launch_are_reported(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_ids: int) -> None:
+        raise RuntimeError("the platform is away")
+
+    session.api.failing.add(101)
+    lines: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["cml.workers_v1"], "stop_workers", refuse)
+        with pytest.raises(PodError, match="ImagePullBackOff"):
+            backend.launch(PodSpec(), 1, replace(context, report=lines.append))
+    assert "pods that were asked for may still run" in lines[-1]
+    assert "the platform is away" in lines[-1]
+
+
 def test_a_worker_that_never_registers_is_named_at_the_deadline(
     session: CMLPlace, backend: CMLPods, context: LaunchContext
 ) -> None:

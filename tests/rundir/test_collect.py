@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventlines import format_event
 from workbench.base.redact import Redactor
-from workbench.rundir.events import Event, format_event
+from workbench.rundir.events import Event
 from workbench.rundir.output.collect import Collector, mask_file
 from workbench.rundir.output.cutter import LineSplitter
 from workbench.rundir.paths import RunPaths

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.support.eventlines import format_event
 from tests.support.writtenrun import write_run
 from workbench.base.clock import now_s
 from workbench.base.files import read_json
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir import journal as journal_module
-from workbench.rundir.events import Event, format_event, read_events
+from workbench.rundir.events import Event, read_events
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import RunPaths

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.eventlines import format_event
 from tests.support.examples import tries
 from tests.support.writtenrun import write_run
 from workbench.base.process import rank_log
@@ -25,7 +26,6 @@ from workbench.rundir.events import (
     Event,
     EventKind,
     Events,
-    format_event,
     log,
     read_events,
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from tests.support.writtenrun import write_run
 from workbench import Run, history
 from workbench.base.files import write_json
-from workbench.rundir.state import RunState
+from workbench.rundir.state import RunState, StateName
 
 
 def test_a_message_holds_no_escape_sequences(tmp_path: Path) -> None:
@@ -25,3 +26,7 @@ def test_a_cluster_whose_name_holds_a_nul_is_none(tmp_path: Path) -> None:
     assert Run(run.paths.root).state is RunState.LOST
     assert Run.load(run.paths.root).message
     assert len(history(tmp_path).records) == 1
+
+
+def test_editors_know_the_name_of_every_state() -> None:
+    assert get_args(StateName) == tuple(RunState)

@@ -138,6 +138,7 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
         for key, item in value.items():
             pairs.append([key, _tree(item, f"{where}[{key!r}]", arrays)])
         return {"dict": pairs}
+    # Arrays travel beside the tree, which keeps their names.
     array = _array(value)
     if array is None:
         raise TypeError(

@@ -5,7 +5,6 @@ The processes of a dead agent are ended first.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import logging
@@ -35,6 +34,7 @@ from workbench.base.process import (
     activity,
     ancestors,
     become_subreaper,
+    close_descriptors,
     descendants,
     end_all,
     look_up,
@@ -230,12 +230,7 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # Other inherited descriptors (such as ssh's pipes) would keep their readers waiting.
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
-        descriptor = int(name)
-        if descriptor > 2 and descriptor not in kept:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+    close_descriptors(kept)  # such as ssh's pipes
     os.chdir(root)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     logging.basicConfig(

@@ -84,6 +84,7 @@ class Agent:
         self._end_by: float | None = None
         self._strays = False
         self._leaves = False
+        # Requests of keepers and launchers, by name.
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
             "hello": self._hello,
             "ping": _ping,

@@ -197,6 +197,7 @@ class WarmLink:
                 refused += self._close()
                 continue
             message = json.loads(data)
+            # The answer to a fork that was asked for: a pid, or why there is none.
             if "token" in message:
                 self._asked.pop(message["token"], None)
                 if "pid" in message:
@@ -205,6 +206,7 @@ class WarmLink:
                 else:
                     _log.warning("warm server: %s", message["error"])
                     refused.append(message["token"])
+            # The server is the parent of its ranks, and reports their exit codes.
             elif "ended" in message:
                 self._ranks.discard(message["ended"])
                 self._ended.append((message["ended"], message["code"]))

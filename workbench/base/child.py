@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from workbench.base.json_values import parse_json
 
@@ -41,6 +41,27 @@ def child_environment(**more: str) -> Mapping[str, str]:
     """Return the environment with this package first on the import path, and `more` variables."""
     rest = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{HOME}{os.pathsep}{rest}" if rest else HOME, **more}
+
+
+class Waited(Protocol):
+    """The part of a process that `ended_within` needs."""
+
+    def wait(self, timeout: float, /) -> int: ...
+
+
+def ended_within(process: Waited, limit_s: float) -> bool:
+    """Wait for the end of a process for at most `limit_s`. Return whether it has ended."""
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def kill_group(leader: subprocess.Popen[bytes]) -> None:
+    """Kill the programs of a child that leads its own group. An ended group is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
 
 
 class Outliving(subprocess.Popen[bytes]):
@@ -182,6 +203,7 @@ def replies(
         ValueError: The process failed or took too long.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
+        # A file as standard input: a pipe could fill before the child reads.
         given.write(json.dumps(request).encode())
         given.seek(0)
         env = child_environment(**HELPER)
@@ -190,6 +212,7 @@ def replies(
             "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
         )
         assert child.stdout is not None
+        # `Helpers.end` of this thread ends the child.
         helpers = _of_thread.helpers
         if helpers is not None:
             helpers.add(child)
@@ -203,6 +226,7 @@ def replies(
                 end.start()
             for line in child.stdout:
                 yield parse_json(line)
+            # The last line of the errors is the reason; a passed limit is named first.
             if child.wait():
                 if limit_s is not None and time.monotonic() - began >= limit_s:
                     raise ValueError(f"it took more than {limit_s:.0f} s and was given up")

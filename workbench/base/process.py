@@ -378,6 +378,15 @@ def catches(pid: int, number: int) -> bool:
     return False
 
 
+def close_descriptors(kept: Collection[int]) -> None:
+    """Close the caller's descriptors above 2, except `kept`: readers of pipes wait for the end."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
+        if int(name) > 2 and int(name) not in kept:
+            # The descriptor of the listing itself is closed already.
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill the caller when the parent dies. Exit now if the parent is dead."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -110,6 +110,7 @@ def make_grid(
     rows: list[PlannedRun] = []
     left_out: list[LeftOut] = []
     alone = len(asked.jobs) == 1
+    # A row's name has the factors in which the rows differ.
     for job, technique, varied, count in _combinations(asked):
         options = dict(varied)
         if technique is not None and "technique" in type(job).model_fields:
@@ -119,6 +120,7 @@ def make_grid(
             if len(asked.vary[option]) > 1:
                 parts += option_words(option, value, asked.vary[option])
         name = ", ".join(parts)
+        # A combination that cannot run is left out and named, and the others run.
         try:
             changed = job.views.in_grid(options, pods=count, slots=slots)
         except ConfigError as error:

@@ -53,6 +53,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         result = RunResult.at(run_dir, {**facts, **unsaid})
     outcome, reason = _end_of(paths, result)
     asked = _Asked.of(spec)
+    # A row of a benchmark has a key in its note. The key of an ordinary run is computed.
     note = part(info, "benchmark")
     key = text(note.get("key"))
     if not key and part(spec, "job"):

@@ -90,6 +90,7 @@ class Schedule:
         if cluster.pods:
             versions = dict(cluster.pods[0].versions)
         self._items: list[_Item] = []
+        # A row that finished under the same conditions is read from the disk instead of run.
         for planned in rows:
             spec = RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
             conditions = {
@@ -100,6 +101,7 @@ class Schedule:
                 "versions": versions,
             }
             note = {"benchmark": conditions}
+            # A row that does not fit is skipped, unless forced.
             memory = forecast_memory(spec, gpu_memory_gib=gpu_memory_gib)
             row = finished.finished(note)
             if row is None:

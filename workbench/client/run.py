@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from workbench.base.display_protocol import LiveDisplayable, as_live, follow
 from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError, one_of
@@ -46,9 +46,10 @@ from workbench.rundir.totals import Progress, TotalsTail
 
 if TYPE_CHECKING:
     from workbench.client.tensorboard.board import Board
+    from workbench.handover.kubeflow.kinds import ManifestKind
     from workbench.handover.kubeflow.manifest import Manifest
 
-_STREAMS = ("both", "stdout", "stderr")
+Stream = Literal["both", "stdout", "stderr"]
 _LOOK_S = 0.2
 _ASK_S = 2.0
 _READ_S = 30.0  # limit for reading a result whose state was readable
@@ -249,7 +250,7 @@ class Run(LiveDisplayable):
     def logs(
         self,
         rank: int = 0,
-        stream: str = "both",
+        stream: Stream = "both",
         tail: int | None = 200,
         most_bytes: int = 16 << 20,
     ) -> str:
@@ -294,7 +295,7 @@ class Run(LiveDisplayable):
         what = f": {restarts[attempt - 1].what}" if attempt <= len(restarts) else ""
         return [f"--- restart {attempt}{what} ---"]
 
-    def follow(self, rank: int = 0, stream: str = "both") -> Iterator[str]:
+    def follow(self, rank: int = 0, stream: Stream = "both") -> Iterator[str]:
         """Yield new lines of a rank's output until the run has ended.
 
         Earlier lines come first, with a line for every restart. If both streams have lines at about
@@ -318,6 +319,7 @@ class Run(LiveDisplayable):
                 for attempt in attempts:
                     if attempt < followed:
                         continue
+                    # The logs of a new attempt begin anew, behind a line for the restart.
                     if attempt > followed:
                         yield from self._restarted(attempt)
                         logs = [
@@ -325,6 +327,7 @@ class Run(LiveDisplayable):
                             for name in _streams(stream)
                         ]
                         followed = attempt
+                    # An unfinished line is yielded once nothing can follow.
                     last = ended or attempt < attempts[-1]
                     for log in logs:
                         for line in log.take(last=last):
@@ -337,8 +340,8 @@ class Run(LiveDisplayable):
 
     def _check_log(self, rank: int, stream: str) -> None:
         """Refuse a stream or a rank unknown to the run."""
-        if stream not in _STREAMS:
-            raise one_of("stream", stream, _STREAMS)
+        if stream not in get_args(Stream):
+            raise one_of("stream", stream, get_args(Stream))
         with suppress(OSError):  # a run may continue on fewer ranks
             attempts = attempts_in(self.paths)
             if any(self.paths.rank_log(each, rank, "stdout").exists() for each in attempts):
@@ -350,7 +353,7 @@ class Run(LiveDisplayable):
             if rank not in range(ranks):
                 raise RunError(f"the run has no rank {rank}. Its ranks are 0 to {ranks - 1}")
 
-    def manifest(self, kind: str, **options: object) -> Manifest:
+    def manifest(self, kind: ManifestKind, **options: object) -> Manifest:
         """Return the job as a manifest for Kubeflow; `str()` is the YAML. Nothing is sent.
 
         Args:

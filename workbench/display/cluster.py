@@ -59,6 +59,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     run = _run_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
     config = read_json(ClusterPaths(cluster.path).config)
+    # An object whose `start` was never called has no files yet.
     if not config and status.phase == "starting" and status.pid is None:
         pods = counted(cluster.spec.count, "pod")
         return ClusterView(
@@ -72,8 +73,10 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     idle_end = ""
     if status.idle_end_s:
         idle_end = moment(status.idle_end_s, "%H:%M:%S")
+    # The first pod that its platform ends is the end of the cluster.
     ends_s = [pod.ends_s for pod in status.pods if pod.ends_s is not None]
     is_over = status.phase in ("closed", "failed", "lost")
+    # Memory is known only while a run reports samples.
     memory = {}
     for address, host in run.memory.items() if run else ():
         if host.gib.last:

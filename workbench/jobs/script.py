@@ -370,12 +370,14 @@ class Script(Job):
             name = Path(request.script).name
         kept = self.folder_name
         put = f"its folder as 'script/{kept}'"
+        # The script's folder is on the claim already.
         if request.folder:
             there = f"{request.folder}script/{kept}"
             asked = {**self.to_dict(), "path": f"{there}/{name}"}
             if self.folder:
                 asked["folder"] = there
             return Handover(job=asked, put=put)
+        # Otherwise the manifest carries the script: the user's, or the copy in the run directory.
         packages = self.packages_in(request.root)
         if packages is not None and packages.installs:
             raise ConfigError(
@@ -466,7 +468,7 @@ class Function:
     """Positional arguments."""
     kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments."""
-    launcher: str = "ssh"
+    launcher: LauncherName = "ssh"
     """One of `LauncherName`."""
     stall_timeout_s: float | None = None
     """Same as the option of `Script`."""

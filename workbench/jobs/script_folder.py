@@ -194,6 +194,7 @@ def check_script(script: Path, root: Path | None = None) -> list[Path]:
     files = sorted({*script_files(folder), script})
     for path in files:
         _check_name(str(path.relative_to(folder)), folder)
+    # The folder is sent at every submit, so large files do not belong there.
     sizes = {path: path.stat().st_size for path in files}
     if (whole := sum(sizes.values())) > _LARGEST:
         largest = sorted(files, key=lambda path: -sizes[path])[:_NAMED]

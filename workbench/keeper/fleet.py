@@ -19,7 +19,7 @@ from workbench.keeper.resource_limits import in_threads, start_thread
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
-from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod import LaunchContext, Phase, Pod, Report
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
@@ -38,7 +38,7 @@ class Fleet:
         self,
         paths: ClusterPaths,
         spec: ClusterSpec,
-        report: Callable[[str], None],
+        report: Report,
         changed: Callable[[], None] = lambda: None,
         closing: Callable[[], bool] = lambda: False,
     ):

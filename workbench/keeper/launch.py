@@ -13,12 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
-from workbench.base.child import HOME
+from workbench.base.child import HOME, kill_group
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
 from workbench.base.files import gate
@@ -305,6 +304,5 @@ class LauncherProcess:
                     for process in members:
                         process.send(signal.SIGKILL)
             case _:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                kill_group(self._process)
                 self._process.wait()

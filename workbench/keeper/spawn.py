@@ -52,9 +52,12 @@ class Leash(io.FileIO):
         super().__init__(near_end, "wb")
 
     def drop(self) -> None:
-        # The keeper has ended.
+        self.send(STAY)
+
+    def send(self, line: bytes) -> None:
+        # If the keeper has ended, the waiting caller reports the reason.
         with suppress(BrokenPipeError):
-            self.write(STAY)
+            self.write(line)
 
 
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
@@ -67,9 +70,7 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subpro
     # Record the lock at once. Otherwise, nothing is cleaned up if the keeper dies before its first
     # state.
     write_cluster_state(paths, {**state, **process_facts(keeper.pid), "lock": lock})
-    # The keeper has ended. The waiting caller reports the reason.
-    with suppress(BrokenPipeError):
-        leash.write(to_line(spec.to_dict()))
+    leash.send(to_line(spec.to_dict()))
     return keeper
 
 
@@ -77,8 +78,7 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
     """Start a successor of a dead keeper. The process exits with `TAKEN` if another took over."""
     with Leash() as leash:
         keeper = _start(paths, leash, "--takes-over")
-        with suppress(BrokenPipeError):
-            leash.write(to_line(spec.to_dict()))
+        leash.send(to_line(spec.to_dict()))
         leash.drop()
     return keeper
 

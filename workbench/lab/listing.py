@@ -146,6 +146,7 @@ class Listing:
                 f"{counted(len(roots), 'run')} cannot be compared; "
                 f"tick two to {_MOST_COMPARED} runs"
             )
+        # A run that is open in a tab keeps its view, which reads only what is new.
         views = []
         for root in roots:
             view, _ = self._view(root)
@@ -153,6 +154,7 @@ class Listing:
         comparison = compare_views(views)
         title = f"Comparison of {counted(len(views), 'run')}"
         runs = []
+        # The list beside the page shows the same colours as the curves.
         for run in comparison.runs:
             look = look_of_run(run.view.id)
             runs.append(

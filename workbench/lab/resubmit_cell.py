@@ -25,6 +25,7 @@ def again_code(paths: RunPaths) -> str:
     job = spec.job
     home = cluster_of(paths)
     own = {*entries.JOBS.values(), *entries.PLACES.values()}
+    # A live cluster is used again; otherwise the cell starts one like it.
     if cluster_status(home).phase == "ready" and registration(home) is not None:
         used: list[type] = [type(job)]
         names = ["Cluster"]

@@ -5,13 +5,22 @@ The module avoids pydantic, so a guardian starts in half the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from workbench.base.errors import BackendError
 from workbench.base.process import LEASE_S
+
+Report = Callable[[str], None]
+"""Function that takes one line of progress for people ("2 of 3 pods are up")."""
+
+
+def no_report(_line: str) -> None:
+    """Drop a line of progress."""
 
 
 class Phase(StrEnum):
@@ -112,14 +121,21 @@ class LaunchContext:
     """OpenSSH public key line that every pod must accept."""
     lease_s: float = LEASE_S
     timeout_s: float = 120.0
-    report: Callable[[str], None] = lambda _line: None
-    """Takes one line of progress for people ("2 of 3 pods are up")."""
+    report: Report = no_report
     arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None
     """Receives the running pods before the next line of progress. A pod without an address is still
     awaited; its message holds the reason."""
     warm: bool = False
     """Whether the pods' agents will keep a process with torch imported; pods of one machine can
     share the import."""
+
+    @contextmanager
+    def reporting_unstopped(self) -> Iterator[None]:
+        """Report pods that cannot be stopped. The error that led to the stop matters more."""
+        try:
+            yield
+        except BackendError as error:
+            self.report(f"pods that were asked for may still run: {error}")
 
 
 def interface_variables(names: Sequence[str]) -> dict[str, str]:

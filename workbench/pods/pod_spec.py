@@ -131,6 +131,7 @@ class PodSpec(Record):
                 f"pods interfaces={list(self.interfaces)} and env has {' and '.join(twice)}:"
                 " the interfaces are named twice; leave interfaces or the variables out"
             )
+        # CUDA reads this list up to its first invalid entry.
         given = self.env.get(VISIBLE)
         if self.gpus and given is not None and not visible(sys.maxsize, given):
             raise ConfigError(

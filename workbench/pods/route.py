@@ -12,6 +12,14 @@ _ANY_PORT = 9  # nothing is sent
 _LARGEST = 8
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own loopback; False for a name."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
 def own_address_to(host: str) -> str:
     """Return this machine's address on the route to a host; empty without a route."""
     with contextlib.suppress(OSError):

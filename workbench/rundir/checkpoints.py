@@ -66,6 +66,7 @@ def newest_good(
         read = _read_here
         steps = _here(paths.checkpoints)
     notes: list[str] = []
+    # The newest checkpoint with all parts whole wins; every newer one is named with its fault.
     for step, places in sorted(steps.items(), reverse=True):
         if last_step is not None and step >= last_step:
             problem = f"max_steps is {last_step}, no step is left after the checkpoint"

@@ -170,11 +170,6 @@ class Event:
         return text(self.data.get(name))
 
 
-def format_event(kind: str, *, rank: int | None, **data: object) -> str:
-    """Return the line of an event with the current time, without the newline."""
-    return MARK + Event(time_s=now_s(), rank=rank, kind=kind, data=data).to_json()
-
-
 def emit(kind: str, **data: object) -> None:
     """Print an event from a rank, in a single write so that other output cannot split the line."""
     emit_event(Event(time_s=now_s(), rank=int(os.environ.get("RANK", "0")), kind=kind, data=data))
@@ -208,6 +203,7 @@ def log(step: int, **figures: object) -> None:
     if whole_step is None:
         return
     numbers: dict[str, float] = {}
+    # A figure that cannot be recorded is named once, and never ends the script.
     for given, value in figures.items():
         if given in OWN_NAMES:
             why = "every event has a field of the same name. Choose another name"
@@ -217,6 +213,7 @@ def log(step: int, **figures: object) -> None:
         number = _number(given, value, int if name == "max_steps" else float)
         if number is not None:
             numbers[name] = number
+    # The prefix tells figures of an evaluation from figures of a step.
     evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
     trained = {name: value for name, value in numbers.items() if name not in evaluated}
     with suppress(OSError):  # the reader of the output has gone

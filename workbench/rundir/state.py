@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
+
+StateName = Literal[
+    "queued",
+    "starting",
+    "running",
+    "succeeded",
+    "failed",
+    "stopped",
+    "cancelled",
+    "lost",
+    "unknown",
+]
+"""Names of `RunState`, for editors."""
 
 
 class RunState(StrEnum):

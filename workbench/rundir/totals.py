@@ -149,6 +149,7 @@ class RunTotals:
         self.book.take(event)
         self._note_figures(event)
         rank = event.rank
+        # Only a phase or the first step changes the state of the run.
         match event.kind:
             case EventKind.STEP:
                 self.last_step = _with_figures(event, self.last_step)
@@ -161,6 +162,7 @@ class RunTotals:
                     self.doing = _doing(event)
                     state = RunState.RUNNING if self.training else RunState.STARTING
                     return state, self.doing
+            # The first step also ends a restart: its duration is known now.
             case EventKind.FIRST_STEP:
                 was_training = self.training
                 self.training = True
@@ -304,6 +306,7 @@ class RunTotals:
         for name in (*_START_FIELDS, *of_kinds):
             if name in self.start:
                 facts[name] = self.start[name]
+        # Figures so far come first. Those of the end replace them below.
         if self.last_step is not None:
             facts |= {
                 "steps": self.last_step.whole("step"),

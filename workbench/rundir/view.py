@@ -61,6 +61,7 @@ class RunView:
         self.result: ResultRecord | None = None
         self.cluster_phase = ""
         """Phase of the run's cluster; `closed` if the keeper is gone."""
+        # Each tail reads only what is new at every refresh.
         self._events = EventTail(self.paths.events)
         self._samples = SampleTail(self.paths.samples)
         self._logs: dict[tuple[int, int], list[LogTail]] = {}

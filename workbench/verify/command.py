@@ -137,6 +137,7 @@ def try_rows(rows: Sequence[Row], pods: Pods, limit_s: float) -> list[Outcome]:
     for number, row in enumerate(rows, start=1):
         began_s = time.monotonic()
         left_s = deadline_s - began_s
+        # A row gets its own limit, or the rest of the whole time.
         pods.begin_row(min(row.limit_s, left_s))
         if left_s < _LEAST_S:
             verdict, detail = _CANNOT, f"no time left of {limit_s / 60:.3g} minutes"

@@ -26,7 +26,7 @@ def job(method: str, **options: Any) -> FineTune:
 
 
 def test_a_method_without_a_member_fails_when_its_class_is_made() -> None:
-    with pytest.raises(TypeError, match="method Half has no metrics, options, row_words, rows, tr"):
+    with pytest.raises(TypeError, match="method Half has no metrics, options, rows, tr"):
 
         class Half(Method):
             name = "half"

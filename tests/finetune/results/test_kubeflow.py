@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -25,7 +25,7 @@ from workbench.client.run import Run
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import columns_of
-from workbench.handover.kubeflow.kinds import KINDS
+from workbench.handover.kubeflow.kinds import KINDS, ManifestKind
 from workbench.handover.kubeflow.manifest import Manifest
 from workbench.jobs.job import Job
 from workbench.jobs.script import Script
@@ -642,3 +642,7 @@ def test_a_configmap_takes_the_package_and_leaves_room(tmp_path: Path) -> None:
             "workbench/handover/unattended/__main__.py",
             "workbench/finetune/train/main.py",
         } <= set(archive.namelist())
+
+
+def test_editors_know_every_kind_of_manifest() -> None:
+    assert set(get_args(ManifestKind)) == set(KINDS)

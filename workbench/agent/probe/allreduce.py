@@ -259,6 +259,7 @@ def _store(request: Mapping[str, Any], local: int, pipes: Pipes) -> Store:
     else:
         with os.fdopen(pipes[0]) as pipe:
             opened = json.loads(pipe.readline())
+    # The first rank opens the port itself and hands it over, so no other process can take it.
     store = TCPStore(
         opened["address"],
         opened["port"],

@@ -63,6 +63,7 @@ class PodRun:
         """Number of the attempt of the ranks. 0: unknown."""
         self.restart = request.restart
         """Number of restarts before the attempt."""
+        # Ranks of a dead agent continue: their own files name the attempt.
         if inherited:
             self.attempt, self.restart = read_attempt(self.folder)
         self.ranks: dict[int, Rank] = {}
@@ -84,6 +85,7 @@ class PodRun:
         self._kill_at: float | None = None
         self._settled = True
         self._oom = OomWatch()
+        # New ranks get empty folders: a record of an earlier attempt would count as theirs.
         for rank in self.ranks.values():
             if inherited:
                 rank.recover()

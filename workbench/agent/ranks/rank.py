@@ -240,6 +240,7 @@ class Rank:
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, logs: Sequence[Path]) -> int:
     """Execute a program as a rank: own session, no stdin, output in logs, ends with the agent."""
+    # No signal may reach the child before it has its own handlers.
     agent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -251,6 +252,7 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, logs: Sequ
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return pid
     try:
+        # The child gives up everything of the agent, and then becomes the program.
         signal.set_wakeup_fd(-1)
         for signum in (
             signal.SIGTERM,

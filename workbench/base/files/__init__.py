@@ -152,13 +152,13 @@ def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
         return {}
 
 
-def read_known(path: Path, within: Path | None = None) -> dict[str, object]:
+def read_known(path: Path) -> dict[str, object]:
     """Return a JSON object, empty for a missing or broken file.
 
     Raises Unreadable if the file may exist.
     """
     try:
-        return load_json(path, within)
+        return load_json(path)
     except Unreadable:
         raise
     except RunError:

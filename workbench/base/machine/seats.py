@@ -33,7 +33,7 @@ from workbench.base.machine.nvml import (
     uuid_of,
     visible,
 )
-from workbench.base.process import Process, find
+from workbench.base.process import Process, close_descriptors, find
 
 SEATS_FILE = "seats.json"
 """Name of the file in a pod's folder with the GPUs of the pod and the process that holds them."""
@@ -273,10 +273,7 @@ def _become_holder(locks: Sequence[int]) -> None:
     empty = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(empty, number)
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
-        if int(name) > 2 and int(name) not in locks:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    close_descriptors(locks)
 
 
 def _wait_for_the_end(place: Path, locks: Sequence[int]) -> None:

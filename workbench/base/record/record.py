@@ -276,12 +276,10 @@ def nested(read: Callable[[Any], object]) -> BeforeValidator:
     return BeforeValidator(read_object)
 
 
-def read_kind(
-    what: str, data: Mapping[str, object], classes: Iterable[type[_R]], default: str = ""
-) -> _R:
+def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]]) -> _R:
     """Read a record of the class that the key `kind` selects."""
     kinds = {cls.kind: cls for cls in classes}
-    kind = data.get("kind", default or None)
+    kind = data.get("kind")
     cls = next((cls for name, cls in kinds.items() if name == kind), None)
     if cls is None:
         raise one_of(f"{what} kind", kind, kinds)

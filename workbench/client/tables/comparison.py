@@ -122,6 +122,7 @@ class RunComparison(LiveDisplayable):
         """Differences by which the runs are hard to compare, a sentence per difference."""
         views = [run.view for run in self.runs]
         records = [run.record for run in self.runs]
+        # Each row: what cannot be compared, and the facts of each run that would have to be equal.
         checks = {
             "Losses are not comparable: the runs use different training or evaluation rows": [
                 _data_of(view) for view in views
@@ -148,6 +149,7 @@ class RunComparison(LiveDisplayable):
             known = {*values} - {""}
             if len(known) > 1:
                 notes.append(f"{what}.")
+        # Figures of a failed or running run are of its last step.
         unended = []
         for run in self.runs:
             state = run.record.state

@@ -19,7 +19,7 @@ from workbench.client.tables.comparison import RunComparison, compare
 from workbench.client.tables.run_rows import columns, different_options, figure_of, jobs_of, rows_of
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.figures.metrics import Column, columns_of
-from workbench.rundir.state import RunState
+from workbench.rundir.state import RunState, StateName
 from workbench.rundir.status import is_keeper_alive
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def history(
     folder: str | Path = ".",
     *,
     name: str = "",
-    state: str | Sequence[str] = (),
+    state: StateName | Sequence[StateName] = (),
     model: str = "",
     technique: str | Sequence[str] = (),
     pods: int | None = None,
@@ -160,12 +160,14 @@ def history(
     root = user_path(folder).absolute()
     if not is_folder(root):
         raise RunError(f"there is no folder {root}")
+    # A single word is a list of one.
     states, techniques = ([each] if isinstance(each, str) else each for each in (state, technique))
     for each in states:
         if each not in list(RunState):
             raise one_of("state", each, list(RunState))
     is_alive = cache(is_keeper_alive)  # clusters have many runs
     found = [record_of(paths, is_alive) for paths in find_runs(root)]
+    # Columns of metrics are known only from the runs, so they are checked after the search.
     column = _column_of("sort", sort.removeprefix("-"), found)
     bounds = {}
     for bounded, pair in (within or {}).items():
@@ -175,6 +177,7 @@ def history(
             raise ConfigError(
                 f"within[{bounded!r}] names a column of text; name a column of numbers"
             )
+    # A run is kept if it passes every filter that was given.
     records = [
         record
         for record in found

@@ -81,6 +81,7 @@ def find_route(
         >>> find_route({}, jupyter="/lab/").template
         '/lab/workbench/tensorboard/%KEY%/'
     """
+    # The surest sign of a platform comes first. The user's own route wins over all.
     custom = environ.get("TENSORBOARD_PROXY_URL")
     if custom:
         return Route(
@@ -97,6 +98,7 @@ def find_route(
             "server, or this package, whose extension does the same."
         )
         return Route(way=Way.HUB, template=f"/{prefix.strip('/')}/proxy/{_PORT}/", hint=hint)
+    # VS Code forwards ports itself: in the browser by an address, on the desktop to localhost.
     code = environ.get("VSCODE_PROXY_URI")
     if code:
         template = code.replace("{{port}}", _PORT).rstrip("/")
@@ -104,6 +106,7 @@ def find_route(
     if any(name in environ for name in ("VSCODE_PID", "VSCODE_CWD", "VSCODE_IPC_HOOK_CLI")):
         hint = f"If it stays empty, open “Forward a Port” in VS Code for port {_PORT}."
         return Route(way=Way.VSCODE, template=f"http://localhost:{_PORT}/", hint=hint)
+    # Our extension forwards behind the server's login, by a socket instead of a port.
     if jupyter is not None:
         base = jupyter.rstrip("/")
         return Route(way=Way.JUPYTER, template=f"{base}/{BOARD_PATH}/{_KEY}/", port=None)

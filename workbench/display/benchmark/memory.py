@@ -22,6 +22,7 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
         return []
     reach = _reach_gib(lines)
     rows = []
+    # Bars of all rows share a scale, so that they can be compared.
     for line in lines:
         measured = line.row.peak_memory_gib
         predicted = line.row.predicted_memory_gib
@@ -33,6 +34,7 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
         rows.append((line.label, bar, gib(measured), gib(predicted), line.outcome_text))
     columns = ("row", "peak memory of a pod", "measured", "predicted", "outcome")
     grid = Grid(columns=columns, rows=rows, right=columns[2:4], whole=columns, stay=("row",))
+    # GPUs report reserved memory, CPUs resident memory: the note says which.
     counted = sorted({_KINDS.get(line.row.memory_kind, "") for line in lines} - {""})
     note = (
         "The highest of the pods. Measured is "

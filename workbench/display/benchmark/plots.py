@@ -111,6 +111,7 @@ def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot
         if row.efficiency is not None:
             name = f"{row.efficiency:.0%}, published: {row.pods} nodes"
             shares.append((name, row.efficiency))
+    # Straight lines through one pod: ideal scaling, and published shares of it.
     guides = [
         Series(
             name=name,
@@ -120,6 +121,7 @@ def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot
         )
         for (name, share), dash in zip(shares, cycle(DASHES[1:]), strict=False)
     ]
+    # The label has the figures for readers who see no picture.
     lines = []
     for one in series:
         points = [f"{pods} pods {y:.2f}" for pods, y in zip(one.xs[_PODS], one.ys, strict=True)]

@@ -12,11 +12,11 @@ from workbench.display.kit.doc import Block, Items, Table
 _WIDTH = 40  # letters of a cell in text
 
 
-def published_blocks(published: Sequence[Published] = PUBLISHED) -> list[Block]:
+def published_blocks() -> list[Block]:
     """Return a table per source, followed by the caveats."""
     blocks: list[Block] = []
-    for source in dict.fromkeys(row.source for row in published):
-        rows = [row for row in published if row.source == source]
+    for source in dict.fromkeys(row.source for row in PUBLISHED):
+        rows = [row for row in PUBLISHED if row.source == source]
         blocks.append(Table(_published_grid(source, rows), _WIDTH))
         blocks.append(Items(CAVEATS if source == WALKTHROUGH else ()))
     return blocks
@@ -39,6 +39,7 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         ],
         "note": [plain(row.note) for row in rows],
     }
+    # A column that a source never states becomes a word of the caption.
     titles = []
     lacking = []
     for title, cells in columns.items():

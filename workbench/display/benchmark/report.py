@@ -82,6 +82,7 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
         "Provenance": provenance_blocks(sheet, report),
         "Every run": _runs(sheet, report),
     }
+    # Sections without content leave no heading and no link.
     headings = []
     body: list[Block] = []
     for title, blocks in sections.items():

@@ -99,6 +99,7 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
         "step",
         "FLOP/s",
     )
+    # All bars share the scale of the longest step.
     longest_s = max(sum(_parts_s(profile).values()) for _, profile in profiles) or 1.0
     return Grid(
         columns=columns,
@@ -189,10 +190,12 @@ def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
             if line.row.pods <= other.row.pods:
                 continue
         by_technique[line.technique] = (line, predictions)
+    # One row per technique, with the most pods; or all rows of a single technique.
     chosen = list(by_technique.values()) if len(by_technique) > 1 else list(answered)
     chosen = chosen[:_SIDE_BY_SIDE]
     if len(chosen) < 2:
         return None
+    # Only questions that every chosen row answered stand side by side.
     asked = [{p.source: p for p in predictions} for _, predictions in chosen]
     common = [source for source in asked[0] if all(source in others for others in asked)]
     if not common:

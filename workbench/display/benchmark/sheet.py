@@ -163,6 +163,7 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
         else:
             figures.append(column)
     several = len({summary.row.model for summary in summaries}) > 1
+    # A part per group. Lines are numbered through all parts.
     parts: list[Part] = []
     number = 1
     for group in groups:
@@ -279,6 +280,7 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         if line.summary.baseline not in ("", line.summary.name):
             over.setdefault(line.summary.baseline, []).append(line.number)
+    # Rows without a baseline of their own technique are measured against another row.
     if over:
         pairs = []
         for base, rows in over.items():
@@ -287,6 +289,7 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
             f"Speed-up is by samples/s: {'; '.join(pairs)}. Efficiency "
             "is the speed-up over the ratio of ranks."
         )
+    # Only repeated rows have a spread, by which two rows differ or not.
     repeated = [line for line in lines if line.repeats > 1]
     if not repeated:
         if sum(line.row.train_samples_per_s is not None for line in lines) > 1:

@@ -165,6 +165,7 @@ class FormField:
         is_zero_for_none = value == 0 and default is None and "0 or more" not in allowed
         if value in ("", None) or is_zero_for_none:
             return None if "None" in allowed else default
+        # A text is read by what the option allows.
         if not isinstance(value, str):
             return value
         text = value.strip()
@@ -264,11 +265,13 @@ def _fields() -> Iterator[FormField]:
         is_main=True,
         choices=KINDS,
     )
+    # Fields come from the options of the records, so a new option is in the form at once.
     for record in (ClusterSpec, PodSpec, FineTune):
         for option in record.options():
             section = (
                 _SECTION_OF.get(option.section, SECTIONS[3]) if record is FineTune else SECTIONS[0]
             )
+            # An option that is a record itself: each of its options is a field.
             if option.name in INNER:
                 options, needs, values = INNER[option.name]
                 for each in options.options():
@@ -282,6 +285,7 @@ def _fields() -> Iterator[FormField]:
                     )
             elif option.name not in ("backend", "pods") and record.model_fields[option.name].repr:
                 yield _field(record, option, "", section)
+        # Options of the places stand behind the pods, and show for the chosen place alone.
         if record is PodSpec:
             for kind in KINDS:
                 place = backend_class(kind)
@@ -310,6 +314,7 @@ def _field(
     kind = "text"
     if option.allowed == "true or false or None":
         choices = ["true", "false"]
+    # The words about allowed values decide the form of the field.
     if choices:
         kind = "choice"
         choices = [*([""] if option.default is None else []), *choices]

@@ -150,6 +150,7 @@ class Form:
         """
         preview = self.preview
         notes = list[Block]()
+        # One problem of several fields is one note.
         for why in dict.fromkeys(preview.problems.values()):
             at = [
                 FIELDS[name].label
@@ -175,6 +176,7 @@ class Form:
                     True,
                 )
             )
+        # Main fields, and all others that differ from their defaults.
         chosen = self.composition
         active = [
             field for field in chosen.fields if field.is_main or chosen[field.name] != field.default

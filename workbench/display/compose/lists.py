@@ -39,6 +39,7 @@ def proposals_in(folder: Path) -> Mapping[str, Sequence[Proposal]]:
         if value and value == plain(value):
             found.setdefault(value, origin)
 
+    # What earlier runs used comes first. The search ends in time in folders of any size.
     for run in _newest_runs(folder, end_s):
         job = part(read_json(run.spec), "job")
         add(models, text(job.get("model")), "of an earlier run")
@@ -46,6 +47,7 @@ def proposals_in(folder: Path) -> Mapping[str, Sequence[Proposal]]:
         add(datasets, _written(dataset), "of an earlier run")
         if _is_model(run.model):
             add(models, _near(run.model, folder), f"trained by run {run.root.name}")
+    # Models and data in the folder and in folders beneath.
     for near in (folder, *_folders(folder)):
         if near != folder and _is_model(near):
             add(models, _near(near, folder), "folder")
@@ -53,6 +55,7 @@ def proposals_in(folder: Path) -> Mapping[str, Sequence[Proposal]]:
             add(datasets, _near(file, folder), "file")
         if time.thread_time() > end_s:
             break
+    # What the hub's cache has needs no download.
     for kind, name in _cached():
         if kind == "models":
             add(models, name, "in the cache of the hub")

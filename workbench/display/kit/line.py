@@ -166,8 +166,7 @@ def _steps(progress: Progress, *, bar: bool) -> str:
         return f"{progress.state} step {count(progress.step)}"
     drawn = ""
     if bar:
-        done = min(_BAR, _BAR * progress.step // progress.max_steps)
-        drawn = f" [{'#' * done}{'-' * (_BAR - done)}]"
+        drawn = f" [{text_bar(min(1.0, progress.step / progress.max_steps), _BAR)}]"
     return f"{progress.state}{drawn} {count(progress.step)}/{count(progress.max_steps)}"
 
 

@@ -241,6 +241,7 @@ def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) 
         layout={"width": "auto", "max_width": "60em"},
     )
 
+    # The field is closed while the model answers, so that answers keep their order.
     def entered(change: Mapping[str, str]) -> None:
         asked = change["new"].strip()
         if asked and not field.disabled:

@@ -89,6 +89,7 @@ def show_history(history: History) -> None:
     """Display the newest runs; with buttons, ticked rows are compared below the table."""
     bundle = to_bundle(history_doc(history))
     name = uuid.uuid4().hex
+    # Without a live kernel's widgets the table stands alone.
     if len(history) < 2 or not has_widgets():
         show_bundle(bundle)
         return
@@ -112,6 +113,7 @@ def show_history(history: History) -> None:
     frame = Markup('<div class="wb-picture" data-wb="{}">{}</div>')
     page = frame.format(name, Markup(bundle["text/html"]))
     put({**bundle, "text/html": str(page)}, name, update=False)
+    # Places for the comparison, filled by the button.
     for place in range(_OUTPUTS):
         put(NOTHING, f"{name}-{place}", update=False)
 
@@ -125,6 +127,7 @@ def runs_doc(comparison: RunComparison, *, distinct: bool = False) -> Doc:
     """State loss curves, figures, different options, and differences that prevent a comparison."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs], distinct=distinct)
     drawn = plot_svg(plot, size_in=_COMPARED_IN)
+    # Words for readers who see no picture: the curves, and runs without losses.
     lines = []
     drawn_words = plot_words(plot)
     if drawn_words:
@@ -133,6 +136,7 @@ def runs_doc(comparison: RunComparison, *, distinct: bool = False) -> Doc:
         if not any(len(curve) for curve in run.view.curves.values()):
             lines.append(f"{run.name}: no losses")
     words = "\n".join(lines)
+    # What cannot be compared stands above the curves.
     blocks: list[Block] = [Note(note, "caution") for note in comparison.notes]
     blocks.append(Figure(drawn, "Loss over optimizer steps", words, plot))
     blocks += [Note(line) for line in _legend(plot)]

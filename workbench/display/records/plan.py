@@ -61,6 +61,7 @@ def gpus_doc(table: GpuTable) -> Doc:
         "pod's own memory GiB",
     )
     rows = []
+    # A kind of GPU on which the job never fits keeps its row, with the reason.
     for row in table.rows:
         plan = row.plan
         take = f"{row.gpus}" if row.pods == 1 else f"{row.gpus} on each of {row.pods} pods"
@@ -108,6 +109,7 @@ def _grid(table: PlanTable) -> Grid:
     ]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
     best = table.cheapest
+    # A row per technique, in the order of the plan.
     rows = []
     for row in table.rows:
         memory = _memory(row)
@@ -247,6 +249,7 @@ def _verdict(table: PlanTable) -> str:
         return "No technique can run this job"
     least = min(planned, key=lambda row: (_memory(row) or Memory()).total)
     places = (("GPU", table.gpu_memory_gib), ("pod", table.memory_gib))
+    # Without a limit there is no verdict, only an order.
     limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
@@ -257,6 +260,7 @@ def _verdict(table: PlanTable) -> str:
         f"fit into {' and '.join(limits)}"
     )
     best = table.cheapest
+    # Nothing fits: name the technique that misses by least.
     if best is None:
         smaller = (
             f", with a micro-batch of {count(least.micro_batch)} it fits"
@@ -282,6 +286,7 @@ def _what(table: PlanTable) -> str:
         allowed = " (assumed, because the job cuts no rows; lengths=preview(job) counts the tokens)"
     elif table.longest != table.lengths and not is_open:
         allowed = f" (the job allows {table.longest[0]} + {table.longest[1]})"
+    # Everything that changes the memory, so that a reader can check the job.
     what = [str(job.number_format), job.optimizer]
     if job.peft != "none":
         what.append(job.peft)

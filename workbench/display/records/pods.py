@@ -167,6 +167,7 @@ def nodes_doc(table: NodeTable) -> Doc:
         )
         for node in table.nodes
     ]
+    # Names of nodes are never cut: users paste them into other commands.
     whole = {"node", "GPU or type"}
     grid = Grid(
         columns=columns,

@@ -18,6 +18,7 @@ _WIDTH = 24  # letters of the longest bar
 def rows_doc(preview: RowPreview) -> Doc:
     some = ""
     first = ""
+    # A dataset of the hub is read only as far as the preview needs.
     if not preview.is_all:
         some = ", the first of the hub"
         first = " among the first rows of the hub"
@@ -32,6 +33,7 @@ def rows_doc(preview: RowPreview) -> Doc:
     ]
     for remark, number in preview.remarks.items():
         pairs.append((f"rows with {remark}", count(number)))
+    # The learned part of each row is marked, the rest is the prompt.
     marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
     rows = Grid(
         columns=("row", "as the model reads it; what it learns is marked"),

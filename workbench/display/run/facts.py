@@ -59,6 +59,7 @@ class RunFacts:
         fault = view.result.error if view.result else None
         label = read_label(view.paths)
         ended = view.state.is_terminal
+        # Texts of files may come from a stranger: they are made fit for a line.
         self.run_id = plain(view.id)
         self.name = plain(label.name)
         self.note = plain(label.note)
@@ -105,6 +106,7 @@ def _share(view: RunView, progress: Progress) -> float:
 
 def _head(view: RunView) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
+    # A run with a damaged specification shows what its result says.
     if view.spec:
         pairs += view.spec.job.views.panel_facts(view.start)
     elif view.result:
@@ -116,6 +118,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
     elif rows_per_step is not None:
         pairs.append(("global batch size", count(rows_per_step)))
+    # Findings on the rows stand here only if there are any.
     not_read, empty, overlap = _of_rows(view)
     if not_read:
         pairs.append(("not read", short_list(not_read, _NAMED_COLUMNS)))

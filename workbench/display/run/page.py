@@ -278,6 +278,7 @@ def _workers(workers: Sequence[WorkerUse]) -> Grid:
     through = ""
     if workers and workers[0].backend:
         through = "; collectives through " + workers[0].backend
+    # A column without a value in any row would only take room.
     has_gpu = any(worker.peak_cuda_gib is not None for worker in workers)
     columns = ["rank", "pod", "time in steps", "memory, peak"]
     if has_gpu:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from workbench.base import entries
 from workbench.base.child import (
     child_environment,
+    ended_within,
     limit_memory,
     machine_bytes,
     main_of,
@@ -154,9 +155,7 @@ class ModelServer:
         # Requests that the child has not read are still in the buffer.
         with suppress(OSError):
             process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
+        if not ended_within(process, _END_S):
             process.kill()
             process.wait()
         process.stdout.close()
@@ -198,8 +197,7 @@ class ModelServer:
 
     def _ended(self) -> RunError:
         assert self._process is not None and self._words is not None
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DYING_S)
+        ended_within(self._process, _DYING_S)
         code = self._process.returncode
         self._words.seek(0)
         last = (

@@ -180,6 +180,7 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
     if len(line) >= MAX_LINE_BYTES and not is_whole:
         most = MAX_LINE_BYTES >> 20
         raise ConfigError(f"{where} is longer than {most} MiB; is the file JSON Lines?")
+    # A broken last line is often the end of a copy that was cut.
     cut = "" if is_whole else "; the file ends within the line: was the file copied whole?"
     if b"\0" in line[:4] and not of_run:
         raise ConfigError(

@@ -122,6 +122,7 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
     """Convert a row of any known form to the trainer's form."""
     row = Fields(data, where)
     row = Fields(unpacked(row.data, where), where)
+    # From the surest form to the weakest: a chat, the task's columns, a pair of columns, a text.
     turns = turns_of(row) or completed_turns(row)
     if turns:
         return chat_example(row, turns)
@@ -131,6 +132,7 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
     form = form_of(row.data)
     if form is not None:
         return _of_form(row, form)
+    # Columns beside a text that another form would read are refused, not left out.
     if ALONE in row.data:
         if isinstance(row.data.get("role"), str):
             row.fail("role", f"{_SINGLE_TURN}. {_ALONE.format('role')}")

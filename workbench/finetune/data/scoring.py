@@ -117,6 +117,7 @@ def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
                 ids.append(row.text("table_id"))
             else:
                 ids.append(of_source.get(_source(row)))
+        # Only the tables of these rows are kept: a release has thousands.
         by_id = {}
         if tables:
             for table in read_tables(tables, tables.parent.parent):

@@ -45,8 +45,6 @@ class Task(ABC, Generic[TableT]):
     """Words before every question of the task."""
     form: ClassVar[Form]
     """Keys of a row's question and answer."""
-    nested: ClassVar[Sequence[str]]
-    """Keys with objects as values; a CSV table contains their JSON text."""
     fields: ClassVar[Sequence[str]]
     """Optional keys of a row, beside those of `form`."""
 

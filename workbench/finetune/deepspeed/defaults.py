@@ -110,6 +110,7 @@ def on_base(job: _Options) -> _Options:
             f"{folder / ADAPTERS} has peft_type {shortened(kind)}, and FineTune continues adapters "
             f"of peft_type {_KIND!r} alone. Use a Script with peft"
         )
+    # The options of the adapters on the disk replace the job's; a different wish is refused.
     made = {
         name: config[theirs] for name, theirs in _LORA.items() if config.get(theirs) is not None
     }
@@ -231,6 +232,7 @@ def _values(
         # The betas of the JSON are Lion's.
         beta1, beta2 = None, None
     communication = config.get("communication_data_type")
+    # Values of the job that the JSON decides under other names.
     values: dict[str, object] = {
         "technique": _technique(part(config, "zero_optimization")),
         "precision": _number_format(config),
@@ -252,6 +254,7 @@ def _values(
     for name, value in values.items():
         if value not in (None, "auto"):
             yield name, value
+    # The whole batch decides the rows per device if it divides evenly.
     whole = config.get("train_batch_size")
     rows = values["per_device_train_batch_size"]
     steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, RunError, one_of
@@ -27,7 +28,7 @@ from workbench.rundir.stores.store import Store
 SHARD = "5GB"
 """Maximum size of a file of weights, as the model hub recommends."""
 _CONFIGS = ("config.json", "adapter_config.json")  # make a folder a model
-_DTYPES = ("fp32", "bf16", "fp16")
+Dtype = Literal["fp32", "bf16", "fp16"]
 _AUTO = {"causal": "AutoModelForCausalLM", "encoder-decoder": "AutoModelForSeq2SeqLM"}
 
 
@@ -131,8 +132,8 @@ def gguf_lines(file: Path, *, chats: bool) -> Mapping[str, str]:
 
 def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
     """Raise an error for an impossible export, before a model is loaded."""
-    if dtype not in (None, *_DTYPES):
-        raise one_of("dtype", dtype, _DTYPES)
+    if dtype not in (None, *get_args(Dtype)):
+        raise one_of("dtype", dtype, get_args(Dtype))
     check_model(paths)
     if not merged and has_adapters(paths):
         job = job_of(paths)

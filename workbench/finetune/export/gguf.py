@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 from workbench.base import entries
 from workbench.base.child import machine_bytes, replies
@@ -30,7 +31,7 @@ from workbench.finetune.options.model.models import model_family
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
 
-TYPES = ("f32", "f16", "bf16", "q8_0")
+GgufType = Literal["f32", "f16", "bf16", "q8_0"]
 """Number formats that the converter writes."""
 _QUANTIZED = re.compile(r"(?i)i?q\d_\w{1,10}")
 _DTYPE = "bf16"  # default of `Run.export`
@@ -107,7 +108,7 @@ def export_gguf(paths: RunPaths, folder: str | Path, gguf: str) -> Export:
 
 
 def _check_type(gguf: str) -> None:
-    if gguf in TYPES:
+    if gguf in get_args(GgufType):
         return
     if _QUANTIZED.fullmatch(gguf):
         raise ConfigError(
@@ -115,7 +116,7 @@ def _check_type(gguf: str) -> None:
             f"then run: llama-quantize FOLDER/model-f16.gguf FOLDER/model-{gguf.lower()}.gguf "
             f"{gguf.upper()}"
         )
-    raise one_of("gguf", gguf, TYPES)
+    raise one_of("gguf", gguf, get_args(GgufType))
 
 
 def _chats(paths: RunPaths, exported: Path) -> bool:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from random import Random
 
 from workbench.base import entries
-from workbench.base.child import HELPER, child_environment, limit_memory, main_of, start
+from workbench.base.child import (
+    HELPER,
+    child_environment,
+    ended_within,
+    limit_memory,
+    main_of,
+    start,
+)
 from workbench.base.json_values import Json
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
@@ -131,11 +138,9 @@ class _Child:
 
     def _used_up(self) -> bool:
         """Whether the system ended the child for its time: C code cannot be interrupted."""
-        if self._process is None:
+        if self._process is None or not ended_within(self._process, _END_S):
             return False
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_END_S) == -signal.SIGXCPU
-        return False
+        return self._process.returncode == -signal.SIGXCPU
 
     def close(self) -> None:
         if self._process is not None:

@@ -95,6 +95,7 @@ def scores_from(raw: Json, options: Mapping[str, object]) -> list[Score]:
         before = part(base, task)
         directions = part(part(trained, "higher_is_better"), task)
         rows = whole(part(part(trained, "n-samples"), task).get("effective"))
+        # A key has the metric and its filter, as in `exact_match,strict-match`.
         for key in figures:
             metric, _, kept = key.partition(",")
             value = number(figures[key])

@@ -50,7 +50,6 @@ class DPO(Method):
     """Direct preference optimization: the model learns to prefer the chosen answer of a pair."""
 
     name = "dpo"
-    row_words = "prompt, chosen, rejected"
     rows = PairRows()
     options = DpoOptions
     metrics = REWARDS

@@ -51,7 +51,6 @@ class GRPO(Method):
     """Group relative policy optimization: learn from rewards of the model's own answers."""
 
     name = "grpo"
-    row_words = "prompt, and columns for the reward functions"
     rows = PromptRows()
     options = GrpoOptions
     metrics = ("reward", "reward_std", "completions/mean_length", "kl", "entropy")

@@ -34,7 +34,6 @@ class KTO(Method):
     """Kahneman-Tversky optimization: learn from single answers that are marked good or bad."""
 
     name = "kto"
-    row_words = "prompt, completion, label"
     rows = LabelledRows()
     options = KtoOptions
     metrics = ("rewards/margins", "rewards/chosen", "rewards/rejected", "kl")

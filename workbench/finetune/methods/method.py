@@ -46,8 +46,6 @@ class Method(ABC):
     # Identity.
     name: ClassVar[str]
     """Name of the method in a job: `FineTune(method=…)`."""
-    row_words: ClassVar[str]
-    """Columns of a row, in words for messages."""
     rows: ClassVar[RowReader]
     """Reader of the rows."""
     options: ClassVar[type[Record]]

@@ -21,7 +21,6 @@ class ORPO(Method):
     """
 
     name = "orpo"
-    row_words = "prompt, chosen, rejected"
     rows = PairRows()
     options = OrpoOptions
     metrics = (*REWARDS, "nll_loss", "log_odds_ratio")

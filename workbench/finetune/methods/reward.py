@@ -24,7 +24,6 @@ class Reward(Method):
     """Reward model: the model scores a text, and chosen answers score higher than rejected ones."""
 
     name = "reward"
-    row_words = "prompt, chosen, rejected"
     rows = ScoredRows()
     options = RewardOptions
     metrics = ("accuracy", "margin", "mean_reward")

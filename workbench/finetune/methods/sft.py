@@ -10,7 +10,6 @@ class SFT(Method):
     """Supervised fine-tuning: the model learns the answer of each row, token by token."""
 
     name = "sft"
-    row_words = "a question and an answer, a chat, or plain text"
     rows = ANSWER_ROWS
     options = NoOptions
     metrics = ()

@@ -32,6 +32,7 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
         assert row is not None
         spec_gib = cluster.pod_memory_gib(pods)
         findings = []
+        # Each pod has its own limits; the least of them decides.
         for host in diagnosis.hosts[:pods]:
             sizes = [size for size in (spec_gib, host.memory_limit_gib) if size is not None]
             fit, text = judge(row, (host.gpu_gib, min(sizes, default=None)))
@@ -46,5 +47,6 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
     judged = []
     for host, finding in zip(diagnosis.hosts, findings, strict=False):
         judged.append(replace(host, findings=(*host.findings, finding)))
+    # Pods that the job would not use are not judged.
     others = diagnosis.hosts[len(judged) :]
     return replace(diagnosis, hosts=(*judged, *others))

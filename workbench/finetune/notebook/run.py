@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from workbench.finetune.answers.conversation import Conversation
     from workbench.finetune.answers.predictions import Answers
     from workbench.finetune.answers.questions import RowLike
-    from workbench.finetune.export.folder import Export
+    from workbench.finetune.export.folder import Dtype, Export
+    from workbench.finetune.export.gguf import GgufType
     from workbench.finetune.export.push import Pushed
     from workbench.finetune.lm_eval.scores import Scores
 
@@ -141,10 +142,10 @@ class FineTuneRun(Run):
         self,
         folder: str | Path,
         *,
-        dtype: str | None = "bf16",
+        dtype: Dtype | None = "bf16",
         merged: bool = True,
         max_shard_size: int | str = "5GB",
-        gguf: str | None = None,
+        gguf: GgufType | None = None,
     ) -> Export:
         """Write the model into a folder for transformers, vLLM and TGI. Blocks until the end.
 
@@ -223,7 +224,7 @@ class FineTuneRun(Run):
         *,
         private: bool = True,
         token: str | None = None,
-        dtype: str | None = "bf16",
+        dtype: Dtype | None = "bf16",
         merged: bool = True,
     ) -> Pushed:
         """Export the model to a temporary folder, and upload it with a model card. Blocks.

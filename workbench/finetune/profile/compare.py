@@ -9,7 +9,7 @@ from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.table import Grid, Key
 from workbench.base.words import count, duration, number, ratio, scaled
-from workbench.finetune.profile.parse import FIGURES, ModuleProfile, Profile
+from workbench.finetune.profile.parse import FIGURES, FigureName, ModuleProfile, Profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class ProfileComparison(Displayable):
     other: Profile
     names: tuple[str, str] = ("a", "b")
 
-    def modules(self, depth: int = 2, sort: str | None = None) -> list[ModulePair]:
+    def modules(self, depth: int = 2, sort: FigureName | None = None) -> list[ModulePair]:
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
         left = dict(self.one.root.at(depth)) if self.one.root else {}
@@ -79,7 +79,7 @@ class ProfileComparison(Displayable):
             caption="Two FLOPS profiles",
         )
 
-    def table(self, depth: int = 2, sort: str | None = None) -> Grid:
+    def table(self, depth: int = 2, sort: FigureName | None = None) -> Grid:
         """Return the modules of a level as a table; see `modules`."""
         one, other = self.names
         pairs = self.modules(depth, sort)
@@ -96,6 +96,7 @@ class ProfileComparison(Displayable):
             else:
                 columns[f"{title} {one}"] = left
                 columns[f"{title} {other}"] = right
+        # The last column compares the times of the same module.
         times: list[tuple[str, Key]] = []
         for pair in pairs:
             one_s = None if pair.one is None else pair.one.latency_s

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import RunError, one_of
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Characters to read of a line.
 _LONGEST_LINE = 2000
 _AGREES = 0.1  # share of the trainer's samples/s
-FIGURES = ("params", "macs", "latency")
+FigureName = Literal["params", "macs", "latency"]
+FIGURES = get_args(FigureName)
 """Sort keys of modules: parameters, operations, time in the forward pass."""
 
 
@@ -124,7 +125,7 @@ class Profile(Displayable):
             rows.append(("samples/s by the trainer, all steps", number(trainer)))
         return facts(f"FLOPS profile, step {count(self.step)}", rows)
 
-    def table(self, depth: int = 2, sort: str | None = None) -> Grid:
+    def table(self, depth: int = 2, sort: FigureName | None = None) -> Grid:
         """Return the modules as a table with a row per module."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)

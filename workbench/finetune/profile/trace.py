@@ -17,6 +17,7 @@ def read_trace(paths: RunPaths) -> Grid | None:
     operators = parts(raw.get("operators"))
     if not operators:
         return None
+    # Without a GPU there is no column for it.
     on_device = any(number(each.get("device_s")) for each in operators)
     columns = ["operator", "calls", "CPU, its own"]
     if on_device:

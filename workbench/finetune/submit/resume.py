@@ -214,15 +214,18 @@ def write_resumption(
     job = FineTune.from_dict(made["job"])
     rows = job.global_batch(before)
     config = part(made, "deepspeed")
+    # The own checkpoints come first, then the checkpoint that the run itself resumed from.
     try:
         own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
     except ConfigError:
         own = None
     checkpoint = own or (CHECKPOINT.validate_python(made["resume"]) if "resume" in made else None)
+    # Fewer ranks take more rows each, so that the global batch stays.
     if ranks != before:
         job = (job.replace(deepspeed=config) if config else job).on_ranks(ranks, before)
     if checkpoint is not None:
         _check_ranks(job, checkpoint, ranks, paths.root, config)
+        # Later steps belong to the lost attempt, and would be taken for newer ones.
         remove_after(paths.checkpoints, checkpoint.step)
         resume = CHECKPOINT.dump_python(checkpoint, mode="json")
         made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
@@ -313,6 +316,7 @@ def _check_settings(
     now = {**job.to_dict(), "prompt": job.prompt or default}
     then = {**before.to_dict(), "prompt": before.prompt or default}
     same = (*COMPARED, *_BATCH) if ranks[0] == ranks[1] else COMPARED
+    # All differences are named at once.
     different = []
     for name in same:
         if now[name] != then[name]:

@@ -128,6 +128,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         if self._done:
             return
         self._done = True
+        # One step is enough: the hooks cost time in every layer.
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -142,6 +143,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         owners = self.world_size // self.job.tensor_parallel
         shards = technique.shards(self.job, ranks=owners, on_pod=on_pod)
+        # What the ranks hold is compared with what the technique promises to shard.
         problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
         if technique.alone and ranks.connected():
             problems.append(

@@ -283,6 +283,7 @@ def _own_trainer(
     job = work.job
     train = _tokens(work, encoder, rows.train, packs=job.packing)
     encoder.lengths = train.texts
+    # A packed row holds several rows: each begins at position 0.
     count = len(train)
     if job.packing:
         count = sum(row["position_ids"].count(0) for row in train)
@@ -293,6 +294,7 @@ def _own_trainer(
     coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
     parts.evaluator = Evaluator(job, encoder, rows.eval, work.metric_inputs)
     parts.balance = LoadBalance(coefficient) if coefficient is not None else None
+    # Under sequence parallelism, each rank gets its part of every row.
     collator: Any = encoder.collator
     if parts.sequence is not None:
         collator = parts.sequence.cutting(collator)
@@ -399,6 +401,7 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
     job = work.job
     for each in work.notes:
         note(each)
+    # Ranks that read the rows themselves know more than the submit did.
     remarks = work.remarks if rows.empty_answers is None else rows.remarks
     every = len(rows.train) + len(rows.eval)
     every += sum(count for remark, count in remarks.items() if remark.endswith(LEFT_OUT))

@@ -97,6 +97,7 @@ class Assignment:
             ) from error
         if not isinstance(job, FineTune):
             raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
+        # What the user left open is decided by the GPUs that the rank sees.
         chosen = tuple(raw.get("chosen", ()))
         job = choose(job, gpus=gpus)
         left_open = "precision" in chosen and job.precision == "bf16" and gpus > 0

@@ -46,11 +46,13 @@ def trl_trainer(
     options: dict[str, Any] = {}
     if reference is not None:
         options["ref_model"] = reference
+    # A method compares answers with a reference model, or scores answers with rewards.
     if method.uses_rewards:
         rewards = _named([imported(each, n, "reward") for n, each in enumerate(work.rewards)])
         options |= module.options_of(job, encoder, rewards)
     elif method.has_reference:
         options["keeps_adapters"] = bool(job.lora.get("resume_from"))
+    # Answers are generated only if some metric needs them.
     answer_figures = None
     if evaluates(job) and (job.metrics or compares_models(job)):
         answer_figures = Evaluator(job, encoder, rows.eval, work.metric_inputs).answer_figures

@@ -84,6 +84,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     job = job_from_dict(part(raw, "job"))
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
     backend = part(cluster, "backend")
+    # Options of the cluster's own Kubernetes place are the default.
     options = HandoverOptions.from_dict(
         {**(backend if backend.get("kind") == HandoverOptions.kind else {}), **given}
     )
@@ -92,6 +93,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     _check(job_kind, options)
     handover = handover_of(job, path, options)
     count = int(str(raw.get("pods") or cluster.get("count") or 1))
+    # A technique of one rank takes one node and one GPU, however many the cluster has.
     nodes = job.rules.capped(options.elastic[1] if options.elastic else count)
     is_one_rank = job.rules.capped(nodes * pod.slots) == 1
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
@@ -150,6 +152,7 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     at = f" -n {options.namespace}" if options.namespace else ""
     operator = plan.kind.operator(options)
     notes = [f"The run {run_id} as a {plan.kind.name} for unattended use. It takes {operator}."]
+    # What the user has to prepare comes first, then the start, then what happens later.
     if plan.pod.pip:
         notes.append(
             "The image must have the packages that the run's "

@@ -119,6 +119,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         node=place.rank // place.per_node,
         nodes=-(-place.world_size // place.per_node),
     )
+    # The user's own variables win over those of the program, and the ranks' numbers over all.
     env = {
         **{name: os.environ.get(name, value) for name, value in elastic.items()},
         "OMP_NUM_THREADS": _pods_threads() or str(max(1, int(pods.cores // pods.slots))),

@@ -215,6 +215,7 @@ def check_pins(lines: Iterable[str], where: str) -> None:
         if not line.startswith("-"):
             one = parsed(line, where)
             known.setdefault((canonicalize_name(one.name), str(one.marker)), []).append(one)
+    # Lines on the same package under the same marker must agree.
     for several in known.values():
         pins = {
             spec.version

@@ -20,7 +20,7 @@ from workbench.base.files import gate, write_bytes
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.resource_limits import start_thread
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Pod, Report
 from workbench.pods.ssh.bulk.transfer import (
     LARGE,
     Progress,
@@ -57,7 +57,7 @@ class TransferStatus:
 class TransferProgress:
     """Report transfers while the context is open."""
 
-    def __init__(self, links: Sequence[PodFiles], report: Callable[[str], None], what: str):
+    def __init__(self, links: Sequence[PodFiles], report: Report, what: str):
         self._links = links
         self._report = report
         self._what = what

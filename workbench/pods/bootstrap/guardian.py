@@ -148,9 +148,11 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         user = login_user()
         sshd = find_sshd()
     root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
+    # Nothing of an earlier life may look like a sign of this one.
     remove_folder(str(root / "sshd"))
     (root / _HEIR).unlink(missing_ok=True)
     (root / LEAVING).unlink(missing_ok=True)
+    # A keeper that takes the pod over finds this process by the note.
     write_json(root / NOTE, {"pid": os.getpid(), "start_time": process_start_time(os.getpid())})
     daemon = Daemon(
         folder=root / "sshd",
@@ -161,6 +163,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         environment=config.environment,
         allowed_from=config.allowed_from,
     )
+    # Only lines behind this place are of the new daemon.
     seen = Path(config.log).stat().st_size
     tied = partial(die_with_parent, os.getpid())
     if config.own_daemon:
@@ -169,6 +172,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         daemon.prepare()
         process = start_sshd(sshd, daemon.config(), tied)
     _await_listening(process, Path(config.log), seen)
+    # The keeper counts the pod only after this report.
     pod = Pod(
         name=config.name,
         phase=Phase.RUNNING,

@@ -5,7 +5,6 @@ The worker reads its configuration from a private file, in a folder shared with 
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.base.child import ended_within
 from workbench.base.errors import WorkbenchError
 from workbench.base.files.folders import remove_folder
 from workbench.base.process import live_descendants
@@ -71,8 +71,7 @@ def _hold(config: WorkerConfig, leaving: Callable[[], str]) -> int:
         return _guard(worker, config, leaving)
     finally:
         worker.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(config.leave_s + _END_S)
+        ended_within(worker, config.leave_s + _END_S)
         worker.kill()
         worker.stdin.close()
 

@@ -5,7 +5,6 @@ The file lies in the project folder, which the session and all workers share.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -114,6 +113,7 @@ class CMLPods(Place):
             )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        # Everything that can be refused is refused before the first worker.
         self._api.find()
         self._check_shared(context.directory)
         check_key_line(context.public_key)
@@ -124,12 +124,13 @@ class CMLPods(Place):
             check_gpus(self._gpus(spec))
         names = [f"pod-{i}" for i in range(count)]
         root = self.root.rstrip("/")
+        # Workers of several clusters share the root, so the folder has a name of its own.
         own = f"{root}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
         try:
             self._pods = self._launch_workers(names, own, spec, context)
             return list(self._pods)
         except BaseException:
-            with contextlib.suppress(BackendError):  # the first error is the one to tell
+            with context.reporting_unstopped():
                 self.stop()
             raise
 
@@ -140,6 +141,7 @@ class CMLPods(Place):
         failed: list[str] = []
         self._failed = failed
         with Rendezvous(names, host=own_address()) as rendezvous:
+            # Every worker gets a file with its configuration, and reports by the token in the file.
             for name in names:
                 log = context.directory.absolute() / "pods" / f"{name}.log"
                 root = f"{own}/{name}"
@@ -159,10 +161,12 @@ class CMLPods(Place):
                     allowed_from=rendezvous.host,
                 )
                 self._launch_one(context.directory, config, spec)
+            # The own session is a pod without a new worker.
             asked = [name for name in names if not self._is_session(name)]
             workers = counted(len(asked), "worker")
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
             context.report(f"asked Cloudera ML for {workers}{own_pod}")
+            # The platform's own wait tells failed workers apart from late workers.
             limit_s = context.timeout_s
             awaiting = threading.Thread(target=self._await, args=(limit_s, failed), daemon=True)
             awaiting.start()
@@ -179,7 +183,7 @@ class CMLPods(Place):
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Stop lost workers that still run and launch replacements; see `Place.restore`."""
         names = sorted(lost)
-        with contextlib.suppress(BackendError):
+        with context.reporting_unstopped():
             self._end({name: self._ids[name] for name in names})
         own = PurePosixPath(self._pods[0].root).parent
         came = self._launch_workers(names, str(own), spec, context)

@@ -247,6 +247,7 @@ class CMLProject(Record):
                 f"{KEY} is not set: a session has its API key there; outside a session make a key"
                 " (API Keys)"
             )
+        # Times out before the notebook seems to hang.
         url = f"{self._url}/api/v2/projects/{self._project}{path}"
         headers = {"Authorization": f"Bearer {key}"}
         try:
@@ -265,6 +266,7 @@ class CMLProject(Record):
             reply: dict[str, Any] = answer.json() if answer.content else {}
         except ValueError:
             reply = {"message": answer.text[:300]}
+        # The platform gives its reason under different keys.
         if answer.status_code >= 400:
             words = reply.get("message") or reply.get("error") or "it gives no reason"
             raise BackendError(

@@ -80,6 +80,7 @@ def measure_exchange(
 ) -> Exchange:
     """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
     start = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1"]
+    # One command per pod. Its process starts one more for every further slot.
     commands = {
         pod.name: [*start, pod.python, "-P", "-m", entries.ALLREDUCE, pod.root] for pod in pods
     }
@@ -95,6 +96,7 @@ def measure_exchange(
             processes = [process for process, _ in started]
         except FileNotFoundError:
             return Exchange(pods=len(pods), problem=NO_CLIENT)
+        # A silent pod must not hold the others: all processes end at the limit.
         alarm = threading.Timer(_LIMIT_S, _kill, [processes])
         ends_s = time.monotonic() + _LIMIT_S
         alarm.start()

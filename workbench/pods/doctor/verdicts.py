@@ -172,6 +172,7 @@ def _interfaces(facts: PodFacts, spec: PodSpec) -> Finding:
     """Tell the interfaces of NCCL and gloo, and who names the interfaces."""
     missing = [name for name in spec.interfaces if name not in facts.interfaces]
     used = []
+    # The first of spec, environment, pod and address decides, as on the ranks.
     for library, name in (("NCCL", "NCCL_SOCKET_IFNAME"), ("gloo", "GLOO_SOCKET_IFNAME")):
         own = facts.own_interfaces.get(name, "")
         if spec.interfaces:
@@ -186,6 +187,7 @@ def _interfaces(facts: PodFacts, spec: PodSpec) -> Finding:
         else:
             words = f"{library} chooses"
         used.append(words)
+    # Without a list of interfaces, a missing name cannot be told.
     is_bad = bool(missing and facts.interfaces)
     return Finding(
         check="interfaces",
@@ -250,6 +252,7 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     )
     if not gpus:
         return
+    # Memory in use before the first run belongs to another process.
     whole = sum(gpu.total_gib for gpu in gpus)
     used = sum(gpu.used_gib for gpu in gpus)
     taken = [f"GPU {gpu.index}" for gpu in gpus if gpu.used_gib > _GPU_TAKEN_GIB]

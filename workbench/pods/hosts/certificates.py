@@ -30,6 +30,7 @@ def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime | None]:
     offered: dict[str, tuple[str, str]] = {}
     agents = []
     found: dict[str, datetime | None] = {}
+    # Certificates in files, those that the ssh configuration names and those beside keys.
     for words, told in with_hops(ways):
         whose = "" if words in ways else f" for the jump host {words[-1]}"
         for path, lines in _files(told):
@@ -38,11 +39,13 @@ def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime | None]:
             for line in lines:
                 offered.setdefault(_text_of(line), (f"{path}{whose}", line))
         agents.append(_agent_of(told))
+    # Certificates of agents. A certificate that a file has too is named by the file.
     for agent in dict.fromkeys(filter(None, agents)):
         held = _output(["ssh-add", "-L"], "", agent=agent) or ""
         for line in filter(_is_certificate, held.splitlines()):
             offered.setdefault(_text_of(line), ("", line))
 
+    # ssh-keygen reads the end of each. A host's own certificate is passed over.
     for path, line in offered.values():
         shown = _output(["ssh-keygen", "-L", "-f", "-"], f"{line}\n")
         if shown is None:

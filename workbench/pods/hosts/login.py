@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from workbench.base.files import gate, is_there
 from workbench.pods.hosts.certificates import ended
 from workbench.pods.hosts.names import Host, ask_ssh, with_hops
 from workbench.pods.hosts.way import words_to
+from workbench.pods.pod import Report
 from workbench.pods.ssh import master
 from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
 from workbench.pods.ssh.master import Master
@@ -68,7 +69,7 @@ class Logins:
             ssh=master.wrapper_of(self._folder),
         )
 
-    def log_in(self, host: Host, connection: Master, report: Callable[[str], None]) -> None:
+    def log_in(self, host: Host, connection: Master, report: Report) -> None:
         """Open a host's standing connection. `report`: as for `Master.open`.
 
         Raises:
@@ -193,12 +194,14 @@ class Logins:
                 "The security key did not sign. Plug the key into this machine; a key with a"
                 " library of its own needs SecurityKeyProvider in the ssh configuration"
             )
+        # The host's own list of methods rules out every key.
         methods = _METHODS.search(said)
         if methods and "publickey" not in methods[1]:
             return (
                 "The host asks for a password or a code, and a keeper can answer neither. Ask its"
                 " administrators for a login by key or certificate alone"
             )
+        # The key may be right, and was never tried.
         if _MANY in said:
             return (
                 "ssh offered more keys than the host takes. Name the right key: SSHPods(key=PATH),"
@@ -211,6 +214,7 @@ class Logins:
                 " ~/.ssh/authorized_keys there, take the others' right to write in the home folder"
                 " (chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys), or name another user or key"
             )
+        # No known cause: show how to see which keys were tried.
         command = shlex.join(["ssh", "-v", *self._shown_options(), host.address])
         return (
             self._key_files(host)

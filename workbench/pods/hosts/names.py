@@ -273,6 +273,7 @@ def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise ConfigError(f"ssh cannot read its configuration for {name}: {said}")
+    # Some options have several lines, such as identityfile.
     told: dict[str, list[str]] = {}
     for line in done.stdout.decode(errors="surrogateescape").splitlines():
         key, _, value = line.partition(" ")

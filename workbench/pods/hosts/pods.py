@@ -237,6 +237,7 @@ class SSHPods(Place):
         """Log in to all hosts and return the pods."""
         limit_s = self.connect_timeout_s
         step_s = provision.STEP * limit_s
+        # OpenSSH refuses a user id without a name, so paramiko logs in.
         if nameless("ssh"):
             return self._log_in_directly(hosts, spec, context)
         self._sockets = master.make_folder(self._system_known(len(hosts)))
@@ -249,6 +250,7 @@ class SSHPods(Place):
         )
         logins.trust_hops(hosts)
         pods = []
+        # One connection per host carries all later commands.
         for number, host in enumerate(hosts):
             control = str(self._sockets / f"{secrets.token_hex(3)}.{number}")
             pod = provision.pod_of(number, host, spec, control=control, connect_timeout_s=limit_s)
@@ -456,6 +458,7 @@ class SSHPods(Place):
                     report=context.report,
                 )
             except PodError as error:
+                # If the connection itself has ended, ssh knows the reason and the command does not.
                 own = self._masters.get(connection.pod.name)
                 if own is None or own.master.is_up or self._stopped:
                     raise

@@ -27,7 +27,7 @@ from workbench.base.machine import limits, nvml, seats
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.names import Host
-from workbench.pods.pod import Jump, Pod
+from workbench.pods.pod import Jump, Pod, Report, no_report
 from workbench.pods.pod_spec import PodSpec
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def connect_all(
     hosts: Sequence[Host],
     log_in: Callable[[int, Host], R],
     timeout_s: float = CONNECT_S,
-    report: Callable[[str], None] = lambda _line: None,
+    report: Report = no_report,
 ) -> list[R]:
     """Log in to all hosts at once. Report slow hosts."""
     through = [host.jump or host.is_behind for host in hosts]
@@ -147,7 +147,7 @@ def create_pod_folder(
     setup: Sequence[str] = (),
     spec: PodSpec,
     cluster: str,
-    report: Callable[[str], None] = lambda _line: None,
+    report: Report = no_report,
 ) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
@@ -160,6 +160,7 @@ def create_pod_folder(
         "visible_gpus": spec.env.get(nvml.VISIBLE),
         "cluster": cluster,
     }
+    # One command checks the host and makes the folder: each login costs seconds.
     try:
         connection.open().check_sessions()
         answer, login_s = _ask(connection, python, {"enter": request}, _CREATE_S)
@@ -172,11 +173,13 @@ def create_pod_folder(
         raise PodError(f"{where}: {error}") from error
     if "error" in answer:
         raise ConfigError(f"{where}: no folder for the pod below {root}: {answer['error']}")
+    # Not an error, but every later command pays the time again.
     if login_s > _SLOW_LOGIN_S:
         report(
             f"{where}: the start-up files of the login take {login_s:.0f} s, at each command: look"
             " for a slow line in them"
         )
+    # What the host found comes next, most basic first.
     if answer.get("deaf"):
         raise ConfigError(
             f"{where}: the start-up files of the login read its standard input, so no file can be"
@@ -228,12 +231,14 @@ def remove_pod_folder(
 
 def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:
     """Refuse hosts that lack what the spec asks for, and two names of the same machine."""
+    # All that hosts lack is named at once.
     troubles = []
     for pod, host in zip(pods, facts, strict=True):
         for lack in _lacks(pod, host, spec):
             troubles.append(f"{pod.address}: {lack}")
     if troubles:
         raise ConfigError("hosts with less than the cluster asks for:\n" + "\n".join(troubles))
+    # Two names of one host would share memory and GPUs twice.
     seen: dict[tuple[str, ...], str] = {}
     for pod, host in zip(pods, facts, strict=True):
         daemon = tuple(host.daemon)
@@ -243,6 +248,7 @@ def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) 
                 " once"
             )
         seen[daemon] = pod.address
+    # Ranks find files by the same path on every host.
     above = {}
     for pod, host in zip(pods, facts, strict=True):
         folder = PurePosixPath(host.root).parent

@@ -175,6 +175,7 @@ def enter(
 def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str:
     """Run the lines, and add the variables that they set. Return why a line failed, or nothing."""
     before, after = place / "before", place / "after"
+    # Each line runs by itself, so that the first failing line can be named.
     quoted = [shlex.quote(line) for line in lines]
     body = "\n".join(f'eval {line} || fail {line} "$?"' for line in quoted)
     program = _SETUP.format(
@@ -193,6 +194,7 @@ def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str
             return "bash is missing, and setup lines run in bash"
         try:
             code = shell.wait(_SETUP_S)
+        # With all programs that the lines started.
         except subprocess.TimeoutExpired:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
@@ -201,6 +203,7 @@ def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str
         last = errors.read().decode(errors="replace").strip()[-500:]
     if code or not after.exists():
         return last or f"the setup lines ended with exit code {code}"
+    # What the lines set or changed is the pod's environment.
     earlier, now = _variables(before), _variables(after)
     for name, text in now.items():
         if name.isidentifier() and name not in _OF_THE_SHELL and earlier.get(name) != text:

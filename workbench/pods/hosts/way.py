@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.pods.hosts.names import Host
+from workbench.pods.route import is_loopback
 from workbench.pods.ssh.identity import config_path
 
 # What OpenSSH still offers of old digests, where no configuration decides on them.
@@ -34,7 +34,7 @@ def given(host: Host, config: bool | str) -> list[str]:
     if config is False:
         words += ["-F", "none"]
         pairs += ["IdentityAgent=none", "PreferredAuthentications=publickey", _NOT_WEAK, _CIPHERS]
-        if host.jump is None and _is_loopback(host.address):
+        if host.jump is None and is_loopback(host.address):
             pairs.append(_ON_LOOPBACK)
     elif config is not True:
         words += ["-F", config]
@@ -74,10 +74,3 @@ def words_to(
 
 def _command(words: Sequence[str]) -> str:
     return shlex.join(words).replace("%", "%%")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

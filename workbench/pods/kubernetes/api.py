@@ -384,6 +384,7 @@ class KubeApi:
         status = int(error.status or 0)
         body = error.body or ""
         page = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+        # Without a status there was no answer by the API server at all.
         if not status:
             return ApiRefusal(
                 f"there is no TLS connection to the Kubernetes API server {self.host}:"
@@ -391,11 +392,13 @@ class KubeApi:
                 " client's certificate in the kubeconfig. A proxy on the way may have answered",
                 _FOREIGN,
             )
+        # A page of HTML, or a redirect, comes from a proxy or a login page.
         is_foreign = _PAGE.match(page) or (status in _WRONG_PLACE and not _is_status(page))
         if 200 <= status < 400 or (status < 500 and is_foreign):
             return self._foreign(page or f"{status} {error.reason}")
         words = _message(error)
         advice = _namespace_advice(status, words, self.namespace)
+        # The advice depends on what worked before: a lost right differs from a right never given.
         if status == 401:
             advice = "; the credentials are not valid (any more): log in to the cluster again"
             if self._did:
@@ -425,6 +428,7 @@ class KubeApi:
                     f"; this was allowed before: the namespace {self.namespace}, the Role or its"
                     " RoleBinding was removed since"
                 )
+        # A busy server says how long to wait.
         headers = error.headers or {}
         seconds = str(headers.get("Retry-After", ""))
         retry_after_s = float(seconds) if seconds.isdigit() else None

@@ -6,11 +6,9 @@ raises instead. No message has the helper's answer, as the answer has a token.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -20,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.base.child import kill_group
 from workbench.base.errors import BackendError
 from workbench.base.words import plain
+from workbench.pods.pod import Report
 
 _LIMIT_S = 60.0
 _LOOK_S = 0.2
@@ -44,7 +44,7 @@ def _warn(words: str) -> None:
 class LoginWait:
     limit_s: float = _LIMIT_S
     """Seconds that a helper may take."""
-    report: Callable[[str], None] = _warn
+    report: Report = _warn
     """Receives the words of a helper that waits, such as the URL of a login page."""
     is_given_up: Callable[[], bool] = bool
     """Whether the caller wants no login any more; by default never."""
@@ -74,6 +74,7 @@ def credentials(
     asked: dict[str, Any] = {"interactive": interactive}
     if cluster is not None:
         asked["cluster"] = cluster
+    # The protocol of Kubernetes: the request in a variable, the answer on standard output.
     info = {"apiVersion": version, "kind": "ExecCredential", "spec": asked}
     own = {str(each["name"]): str(each["value"]) for each in helper.get("env") or ()}
     try:
@@ -95,6 +96,7 @@ def credentials(
     with process:
         try:
             answer, said = _await(process, name, wait)
+        # An interrupt must not leave a helper that waits for a browser.
         except BaseException:
             _kill(process, alone=interactive)
             raise
@@ -139,11 +141,10 @@ def _await(process: subprocess.Popen[bytes], name: str, wait: LoginWait) -> tupl
 
 def _kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
     """End a helper, with all programs started by the helper unless both share our group."""
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        if alone:
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
+    if alone:
+        process.kill()
+    else:
+        kill_group(process)
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -276,6 +276,7 @@ class Session:
         longest = began + self._objects.options.pull_timeout_s
         while True:
             self._check_open()
+            # A missing right does not come back by waiting.
             match self._watched.error:
                 case ApiRefusal(status=401 | 403) as refusal:
                     raise refusal
@@ -287,6 +288,7 @@ class Session:
                 waits = self._waits.look(awaited, self._warnings())
             if self._waits.pulling:  # the time-out runs from the end of the last pull
                 deadline = min(time.monotonic(), longest) + self._context.timeout_s
+            # A pod that has ended will not become ready.
             if lost:
                 raise PodError(self._exit_message(*lost))
             for index, look in enumerate(looks):
@@ -300,6 +302,7 @@ class Session:
                 return [self._pods[index] for index in range(self._objects.count)]
             if time.monotonic() >= deadline:
                 raise PodTimeout(self._missing(waits))
+            # Any change of a pod or an event ends the pause.
             self._pause(seen, max(0.0, deadline - time.monotonic()))
 
     def _pause(self, seen: tuple[object, ...], left_s: float) -> None:
@@ -361,6 +364,7 @@ class Session:
         name = self._names[index]
         report = status.report_of(self._api, index, name, self._check_open)
         pod = decode_report(report)
+        # The report must be of this pod: its name, its address, and the host key made for the pod.
         expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(
@@ -371,6 +375,7 @@ class Session:
         versions = {**pod.versions, "workbench": VERSION}
         options = self._objects.options
         limit_s = float(options.connect_timeout_s)
+        # The first pod shows whether the server allows port-forwards.
         if self._forward and not self._pods:
             self._forwards[-1].check(limit_s)
         self._pods[index] = replace(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import ClassVar
 
 from pydantic import PrivateAttr
 
+from workbench.base.child import ended_within
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.files.private import cluster_folder, make_cluster_folder
@@ -148,8 +148,7 @@ class LocalPods(Place):
         self._workers = {pod.name: LocalWorker.adopted(Path(pod.root)) for pod in pods}
         for name, worker in self._workers.items():
             if not lives[name]:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.process.wait(_STOP_S)
+                ended_within(worker.process, _STOP_S)
                 worker.process.kill()
         self._pods = {pod.name: pod for pod in pods}
         self._logs = {name: worker.log for name, worker in self._workers.items()}
@@ -258,9 +257,7 @@ class LocalPods(Place):
             worker.process.terminate()
         deadline = time.monotonic() + _STOP_S
         for worker in workers:
-            left_s = max(0.0, deadline - time.monotonic())
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(left_s)
+            ended_within(worker.process, max(0.0, deadline - time.monotonic()))
         for worker in workers:
             worker.process.kill()
             worker.process.wait()
@@ -296,6 +293,7 @@ class LocalPods(Place):
         try:
             if spec.gpus:
                 own = self._seated(folder, list(addresses), spec, context)
+            # Pods of this machine share one import of torch.
             self._start_fork_server(spec, context)
             shared: dict[str, str] = {}
             if self._fork_server is not None:
@@ -321,6 +319,7 @@ class LocalPods(Place):
                         token=rendezvous.token.hex(),
                         versions=installed_versions(),
                     )
+                    # The memory limit is a control group with a name of its own.
                     group = f"{os.getpid()}-{context.cluster_id}-{name}"
                     self._start_worker(config, group, spec.memory_gib)
                 came = rendezvous.wait(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base import entries
@@ -25,13 +25,14 @@ from workbench.base.machine.seats import (
     taken_words,
 )
 from workbench.pods.bootstrap.machine import check_gpus
+from workbench.pods.pod import Report
 from workbench.pods.pod_spec import PodSpec
 
 _LIMIT_S = 60.0
 
 
 def seat_pods(
-    roots: Sequence[Path], spec: PodSpec, cluster: str, report: Callable[[str], None]
+    roots: Sequence[Path], spec: PodSpec, cluster: str, report: Report
 ) -> list[Mapping[str, str]]:
     """Take GPUs for pods, and return the variables of each pod's sessions.
 
@@ -44,10 +45,12 @@ def seat_pods(
         "gpus": spec.gpus,
         "given": spec.env.get(VISIBLE, os.environ.get(VISIBLE)),
     }
+    # A helper process takes the GPUs, and leaves a process behind that holds the locks.
     try:
         (answer,) = replies(entries.SEATS, request=request, limit_s=_LIMIT_S)
     except ValueError as error:
         raise ConfigError(f"no GPU of this machine can be taken: {error}") from error
+    # Too few GPUs at all is another error than GPUs in use.
     if "usable" in answer:
         check_gpus(spec.gpus * len(roots), answer["usable"])
     if "error" in answer:
@@ -59,6 +62,7 @@ def seat_pods(
             " ask for fewer GPUs. Taken:\n" + "\n".join(holders)
         )
     seats: list[Mapping[str, str]] = answer["seats"]
+    # GPUs of others were passed over: users see which GPUs they have.
     if holders:
         own = "; ".join(
             f"{root.name} has GPUs {variables[VISIBLE]}"

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, V
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.messages.lines import Lines, TooLong, from_line, to_line
 from workbench.pods.hostfile import HostEntry, check_address, check_port, check_user
-from workbench.pods.pod import Phase, Pod
+from workbench.pods.pod import Phase, Pod, Report, no_report
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof
 from workbench.pods.ssh.identity import check_key_line
 
@@ -81,7 +81,7 @@ class Rendezvous:
         *,
         watch: Callable[[], None] = lambda: None,
         status_of: Callable[[str], str] = lambda _name: "",
-        report: Callable[[str], None] = lambda _line: None,
+        report: Report = no_report,
         arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None,
     ) -> list[Pod]:
         self._arrived = arrived
@@ -169,12 +169,14 @@ class Rendezvous:
                 "a worker called %s reported; expected are %s", pod.name, ", ".join(self.names)
             )
             return f"no worker {pod.name} is expected"
+        # A worker may report again after a broken connection, but only with the same facts.
         before = self._came.get(pod.name)
         if before is not None and before != pod:
             raise PodError(
                 f"two different workers report as {pod.name}: {_where(before)} and {_where(pod)};"
                 " is a worker a clone?"
             )
+        # Two pods behind one address would be one host.
         for other in self._came.values():
             if other.name != pod.name and _where(other) == _where(pod):
                 raise PodError(

@@ -62,6 +62,7 @@ def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
     free_gib = max(0.0, memory_gib - (_number(row["AllocMem"]) or 0) / 1024)
     product, gpus = gpus_of(row["Gres"], gpu_type)
     _, taken = gpus_of(row["GresUsed"], gpu_type)
+    # What one pod asks for, beside what the node has free.
     lacks = [
         f"{name}: {wanted:g} {unit}asked, {free:g} free of {whole:g}"
         for name, wanted, free, whole, unit in (
@@ -71,6 +72,7 @@ def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
         )
         if wanted > free
     ]
+    # A node without figures takes no pod: nothing says that a pod would fit.
     unknown = ""
     if idle is None:
         unknown = "sinfo shows no number of free cores"

@@ -145,7 +145,7 @@ class SlurmPods(Place):
             self._pods = self._launch_job(names, own, spec, context)
             return list(self._pods)
         except BaseException:
-            with contextlib.suppress(BackendError):  # the first error is the one to tell
+            with context.reporting_unstopped():
                 self.stop()
             raise
 
@@ -176,6 +176,7 @@ class SlurmPods(Place):
         name = again or f"workbench-{context.cluster_id}-{secrets.token_hex(4)}"
         timeout_s = context.timeout_s + (_DELAY_S if again else 0)
         with Rendezvous(names, host=self._own_address()) as rendezvous:
+            # Every node's worker reads its configuration from a file in the shared folder.
             for pod in names:
                 root = f"{own}/{pod}"
                 config = WorkerConfig(
@@ -197,6 +198,7 @@ class SlurmPods(Place):
                 file = job.config_of(self._folder, pod, name)
                 self._files.append(file)
                 write_text(file, config.to_line().decode())
+            # A queued job starts the workers of its files again, so only a new job is submitted.
             if again:
                 number = self._ids[again]
                 context.report(f"Slurm queues job {number} again")
@@ -213,12 +215,14 @@ class SlurmPods(Place):
                     arrived=context.arrived,
                 )
             except PodTimeout as error:
+                # A full queue is no fault of the pods, and a longer wait helps.
                 if watch.is_pending:
                     raise PodTimeout(
                         f"{error}. The job waited in Slurm's queue; for a longer wait use"
                         f" Cluster(…, start_timeout_s={10 * context.timeout_s:.0f})"
                     ) from error
                 raise
+        # `stop` may have come between the last report and now.
         self._check_open()
         limit_s = float(self.connect_timeout_s)
         ends_s = None
@@ -240,6 +244,7 @@ class SlurmPods(Place):
     ) -> str:
         """Submit the job. The note has the job's name first, and then its id."""
         comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
+        # Without a number of cores, a pod takes the share of its GPUs.
         cores = spec.cores
         if spec.gpus and spec.cpus is None:
             cores = cores_to_ask(spec, commands.gpu_nodes(self.partition, self.gpu_type or ""))
@@ -265,6 +270,8 @@ class SlurmPods(Place):
             # sbatch reads the last --exclude alone.
             own = [word.partition("=")[2] for word in self.arguments if word.startswith(_EXCLUDE)]
             options.append(f"{_EXCLUDE[0]}{','.join([*own, *taken])}")
+        # The name is noted before the submit: a keeper that dies in between leaves a job that the
+        # next keeper finds.
         with self._starting:
             self._check_open()
             self._launched.update(names)
@@ -334,7 +341,7 @@ class SlurmPods(Place):
         try:
             came = self._launch_job(names, str(own), spec, context, taken, again)
         except WorkbenchError as error:
-            with contextlib.suppress(BackendError):  # the first error is the one to tell
+            with context.reporting_unstopped():
                 self._end_pods(names)
             self._pods = [_failed(pod, error) if pod.name in lost else pod for pod in self._pods]
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import re
 import socket
@@ -16,7 +15,7 @@ from workbench.base.errors import PodError
 from workbench.pods.bootstrap import worker
 from workbench.pods.bootstrap.guardian import WorkerConfig
 from workbench.pods.bootstrap.process import is_session_variable
-from workbench.pods.route import own_address_to
+from workbench.pods.route import is_loopback, own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
 
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -75,7 +74,7 @@ def node_address(config: WorkerConfig, own: Mapping[str, str] = os.environ) -> s
     address = ""
     with contextlib.suppress(OSError):
         address = _resolved(_slurm_address(name) or name)
-    if not address or (_is_loopback(address) and not _is_loopback(keeper)):
+    if not address or (is_loopback(address) and not is_loopback(keeper)):
         address = own_address_to(keeper)
     if not address:
         raise PodError(f"node {name} has no address, and no route to the keeper at {keeper}")
@@ -103,13 +102,6 @@ def _resolved(name: str) -> str:
         str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     ]
     return next((address for address in addresses if "." in address), addresses[0])
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.base.child import ended_within
 from workbench.base.errors import PodError, RemoteError
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Channel
@@ -163,8 +164,7 @@ class ChildChannel:
         poll.poll(1000 * max(0.0, min(limit_s, _STEP_S) if is_mute else limit_s))
 
     def await_end(self, limit_s: float) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(limit_s)
+        ended_within(self._process, limit_s)
 
     def close(self) -> None:
         """End the child; the command sees the end of its input and is not killed. Idempotent."""

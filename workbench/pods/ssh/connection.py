@@ -201,12 +201,14 @@ class SSHConnection:
         header = b""
         size = 0
         try:
+            # A small file comes in one command: header, content and digest.
             while piece := stream.read(_FILE_S):
                 come += piece
                 if not header and b"\n" in come:
                     header = bytes(come.partition(b"\n")[0])
                     facts = far_end_answer(header, self.pod.name, self.pod.address)
                     size = whole(facts.get("size")) or 0
+                    # A large file takes the way that continues after a break.
                     if size >= LARGE:
                         stream.channel.close()  # a trap of the login is cut
                         return None
@@ -218,6 +220,7 @@ class SSHConnection:
             stream.close()
         if not come:
             raise stream.error("ended without an answer")
+        # The content ends at the size of the header; the digest follows.
         rest = come[len(header) + 1 :]
         end = far_end_answer(bytes(rest[size:]), self.pod.name, self.pod.address)
         data = bytes(rest[:size])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import ipaddress
 import math
 import os
 import pwd
@@ -24,6 +23,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import gate, write_text
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.pod import Jump, Pod
+from workbench.pods.route import is_loopback
 
 APT_LINE = "sudo apt-get install openssh-server openssh-client"
 
@@ -197,6 +197,7 @@ def not_usable(path: Path, said: str) -> str:
     content = b""
     with contextlib.suppress(OSError):
         content = _first_bytes(path, _KEY_BYTES)
+    # The first line names the form. The checks go from the surest sign to the weakest.
     begin = content.lstrip()[:_KEY_BEGIN]
     name = shlex.quote(str(path))
     remedy = said
@@ -330,7 +331,7 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
         if pod.jump is not None:
             lines.append(f"ProxyCommand {_proxy_command(identity, jumps.index(pod.jump))}")
             patience_s[pod.jump] = max(pod.connect_timeout_s, patience_s.get(pod.jump, 0.0))
-        elif not pod.ssh_address and _is_loopback(pod.address):
+        elif not pod.ssh_address and is_loopback(pod.address):
             lines.append(_ON_LOOPBACK)
         blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
     for number, jump in enumerate(jumps):
@@ -375,12 +376,6 @@ def _proxy_command(identity: Identity, number: int) -> str:
     """
     config = shlex.quote(str(identity.ssh_config)).replace("%", "%%")
     return f"ssh -F {config} -W [%h]:%p -- {_JUMP.format(number)}"
-
-
-def _is_loopback(address: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return False
 
 
 def config_path(path: Path) -> str:

@@ -7,25 +7,25 @@ ProxyJump, follows the same rules. Without the rules a jump host's key could be 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from workbench.base.child import ended_within, kill_group
 from workbench.base.errors import ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.files import gate, write_text
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import runtime_folder
 from workbench.base.words import plain
+from workbench.pods.pod import Report, no_report
 from workbench.pods.ssh.child import stands
 from workbench.pods.ssh.identity import config_path
 
@@ -165,7 +165,7 @@ class Master:
             )
             self._began_s = time.monotonic()
 
-    def wait_up(self, limit_s: float, report: Callable[[str], None] = lambda _line: None) -> bool:
+    def wait_up(self, limit_s: float, report: Report = no_report) -> bool:
         """Wait until the connection stands or its process has ended.
 
         `report`: receives a line about a security key that waits for a touch.
@@ -184,7 +184,7 @@ class Master:
             time.sleep(_STEP_S)
         return True
 
-    def open(self, limit_s: float, report: Callable[[str], None] = lambda _line: None) -> None:
+    def open(self, limit_s: float, report: Report = no_report) -> None:
         """Connect and log in. `report`: as for `wait_up`.
 
         Raises:
@@ -212,11 +212,9 @@ class Master:
         # The end of its input is the sign for the guard.
         if process.stdin is not None:
             process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+        ended_within(process, _END_S)
         # A program that the user's configuration started may stay.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
         process.wait()
         self._note_words()
         self._process = None
@@ -226,8 +224,7 @@ class Master:
         with self._lock:
             if self._process is not None and not self.is_up:
                 # ssh removes the socket first, and writes its last words then.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_S)
+                ended_within(self._process, _END_S)
                 self._note_words()
         return self.said
 
@@ -277,17 +274,20 @@ def make_folder(known: Sequence[str] | None, earlier: Path | None = None) -> Pat
         folder = earlier
         make_private(folder)
     else:
+        # The path of a Unix socket has about 100 bytes at most.
         base = runtime_folder()
         short = base if len(os.fsencode(base)) <= _SHORT else Path("/tmp")
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short))
     ssh = program()
     gate.write_text(trusted_of(folder), "")
+    # Host keys that the user trusted for this cluster come before the site's.
     rules = _as_words(_RULES)
     if known is not None:
         files = [trusted_of(folder), *map(Path, known)]
         rules += ["-o", f"GlobalKnownHostsFile={' '.join(map(config_path, files))}"]
     wrapper = wrapper_of(folder)
     wrapper.parent.mkdir(mode=0o700, exist_ok=True)
+    # ssh starts the wrapper for each jump host too, so the rules hold there.
     write_text(
         wrapper,
         _WRAPPER.format(
@@ -394,8 +394,7 @@ def run(
             out, said = process.communicate(timeout=max(0.1, limit_s))
         finally:
             # With a jump host or a Match exec it is a group of processes.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
     return subprocess.CompletedProcess(argv, process.returncode, out, said)
 
 

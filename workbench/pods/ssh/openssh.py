@@ -153,6 +153,7 @@ def run_over_openssh(
             reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s
         )
     while True:
+        # A sign of life of the pod elsewhere extends the wait.
         left_s = max(waits_from_s, answered_s()) + timeout_s - time.monotonic()
         try:
             out, words = process.communicate(timeout=max(0.0, left_s))
@@ -171,6 +172,7 @@ def run_over_openssh(
             began_s=began_s,
             ended_s=time.time(),
         )
+    # Without the marker, the login itself ended the command.
     code = process.returncode
     answer = Output(marker.encode())
     out = answer.strip(out.encode()).decode()

@@ -239,6 +239,7 @@ def write_label(paths: RunPaths, **changes: object) -> None:
     env = {**part(pods, "env"), **part(job, "env")}
     values = {name: os.environ.get(name, "") for name in env}
     redact = Redactor(values)
+    # A secret that a user pastes into a note must not be stored.
     for name, value in changes.items():
         match value:
             case [*tags] if name == "tags":
@@ -252,6 +253,7 @@ def write_label(paths: RunPaths, **changes: object) -> None:
                     f"the {name} of a run is {shortened(value)}; "
                     f"give text of at most {_LONGEST[name]} letters"
                 )
+    # Fields without a change keep their values.
     try:
         label = asdict(read_label(paths))
         label.update(changes)

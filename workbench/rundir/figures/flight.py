@@ -134,6 +134,7 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
         match = _NCCL.search(line)
         if not match:
             continue
+        # Warnings, the network in use, and the ways between ranks; other lines tell users nothing.
         kind = match[1]
         rest = match[2].strip()
         network = _NETWORK.search(rest)

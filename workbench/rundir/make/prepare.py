@@ -64,6 +64,7 @@ def prepare_run(
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
+    # Everything that needs no folder is checked before the folder is made.
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
     _check_gpus(spec)
     asked = spec.job
@@ -82,6 +83,7 @@ def prepare_run(
                 pythons={pod.name: pod.versions.get("python", "") for pod in pods},
                 ask_pods=ask_pods,
             )
+            # The kind of job writes its own inputs, and may decide options.
             with asked.option_named():
                 prepared = spec.job.prepare(run)
             spec = spec.replace(job=prepared.job)

@@ -95,6 +95,7 @@ def check_address(text: str, what: str, *, globs: bool = False) -> str:
         if near in PROTOCOLS:
             raise ConfigError(f"{what} {shown}: {hint} in place of {scheme}://")
         raise ConfigError(f"{what} {shown}: the protocol {scheme!r} is not known. {hint}")
+    # Credentials in an address would be stored with the run.
     protocol = PROTOCOLS[scheme]
     bucket, *parts = rest.split("/")
     if "@" in bucket or ":" in bucket:
@@ -102,6 +103,7 @@ def check_address(text: str, what: str, *, globs: bool = False) -> str:
             f"{what} is an address of {scheme}:// with credentials in the address, and addresses "
             f"are stored with the run; set variables instead: {protocol.credentials}"
         )
+    # The first parts name a bucket, or owner and repository.
     names = [bucket, *parts[: protocol.depth - 1]]
     form = _BUCKET if protocol.depth == 1 else _REPOSITORY
     if len(names) < protocol.depth or not all(form.fullmatch(name) for name in names):

@@ -116,6 +116,7 @@ def lean_loss(hidden: int, words: int, tokens: int) -> dict[str, float]:
     gradients = {}
     lean = LeanLoss(lean_model, causal=True)
     figures["in_pieces"] = float(lean.fits)
+    # Both models take the same step; afterwards losses and gradients are compared.
     for name, model in (("whole", whole_model), ("lean", lean_model)):
         model.to(device)
         if device.type == "cuda":

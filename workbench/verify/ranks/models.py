@@ -32,6 +32,7 @@ def write_llama(
         eos_token="</s>",
         bos_token="<s>",
     )
+    # Sizes are multiples of 8, as GPUs compute best with them.
     sizes: dict[str, object] = {
         "vocab_size": -(-len(tokenizer) // 8) * 8,
         "hidden_size": hidden,

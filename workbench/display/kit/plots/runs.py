@@ -95,6 +95,7 @@ def memory_plot(view: RunView, options: PlotOptions = AS_LOGGED) -> Plot:
         smoothed = host.gib.smoothed(weight, _POINTS) if weight else []
         curves.append((view.pod_name(address), ats, sizes, smoothed))
         times += ats
+    # All pods share an axis of time, from the first sample of any pod.
     began = min(times, default=0.0)
     ended = max(times, default=0.0)
     unit, per = time_axis(ended - began)
@@ -148,6 +149,7 @@ def _plot(
     lines: Sequence[_Line],
     options: PlotOptions,
 ) -> Plot:
+    # The longest line decides the unit of time.
     ages_s = []
     for line in lines:
         age_s = line.curve.last_time_s - (line.view.began_s or 0.0)

@@ -158,6 +158,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
     drawn = []
     for one in told_apart(plot.series, axis):
         style: dict[str, object]
+        # Curves have few markers, and points of evaluations are open markers.
         if one.joined:
             style = {
                 "linestyle": one.look.dash,
@@ -173,6 +174,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
                 "markeredgewidth": 1.4,
                 "markevery": 1,
             }
+        # The logged values stay visible, pale, behind their average.
         if one.smoothed:
             axes.plot(
                 one.xs[axis],
@@ -190,6 +192,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
             clip_on=False,
             **style,
         )
+        # Strokes from the lowest to the highest of repeated rows.
         if one.low:
             axes.vlines(
                 one.xs[axis],
@@ -200,6 +203,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
             )
     if plot.from_zero:
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
+    # Steps and pods have no fractions.
     most_ticks = _most_ticks(*axes.get_xlim())
     axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, integer=axis in COUNTS))
     if axis in COUNTS:
@@ -399,7 +403,7 @@ def _shortened(svg: str) -> str:
     svg = re.sub(r'<path d="[^"]*" style="fill:none"/>', "", svg)
     for style, name in _STYLES.items():
         svg = svg.replace(f' style="{style}"', f' class="{name}"' if name else "")
-    return _without_bare_groups(svg).replace("<defs></defs>", "")
+    return svg.replace("<defs></defs>", "")
 
 
 def _beside(letter: re.Match[str]) -> str:
@@ -428,20 +432,6 @@ def _by_differences(curve: str) -> str:
     for (x, y), (next_x, next_y) in pairwise(points):
         steps.append(f"{(next_x - x) / 10:g} {(next_y - y) / 10:g}".replace(" -", "-"))
     return f"M{begin}l{' '.join(steps)}".replace(" -", "-")
-
-
-def _without_bare_groups(svg: str) -> str:
-    parts = re.split(r"(<g\b[^>]*>|</g>)", svg)
-    kept: list[bool] = []  # of the groups that are open
-    for place, part in enumerate(parts):
-        if part.startswith("<g"):
-            kept.append(part != "<g>")
-            is_bare = not kept[-1]
-        else:
-            is_bare = part == "</g>" and not kept.pop()
-        if is_bare:
-            parts[place] = ""
-    return "".join(parts)
 
 
 def _round_all(text: str) -> str:

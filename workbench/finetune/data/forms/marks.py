@@ -129,6 +129,7 @@ def may_be_learned(turn: Fields, role: str) -> bool:
         ConfigError: A mark is neither true nor false, or marks contradict each other.
     """
     verdicts: dict[str, bool] = {}
+    # Each mark is read by itself: packages name the same wish in opposite words.
     for name, value in turn.data.items():
         folded = _folded(name)
         if value is None or not is_mark(name):
@@ -147,6 +148,7 @@ def may_be_learned(turn: Fields, role: str) -> bool:
                 key,
                 f"is {short(value)} in a turn of {role!r}; only turns of the assistant are learned",
             )
+    # Two marks that disagree leave no safe reading.
     if len(set(verdicts.values())) > 1:
         names = " and ".join(map(repr, verdicts))
         turn.fail(next(iter(verdicts)), f"contradicts another mark of the turn: {names}")

@@ -262,6 +262,7 @@ def prepare(
 
     An error leaves the folder unchanged.
     """
+    # Rows of the hub are read by the ranks; here the first rows are checked.
     if isinstance(dataset, Hub):
         first = dataset.check_rows(refusal=refusal, reader=reader)
         hub = dataset.model_dump()
@@ -277,6 +278,7 @@ def prepare(
         )
     folder = Path(folder)
     gate.make_folders(folder, folder.parent)
+    # The files appear together, once all are whole.
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
         rows = dataset.write(made, refusal=refusal, reader=reader)
@@ -300,6 +302,7 @@ def prepare(
 
 
 def _from_path(path: Path, value: str) -> Dataset:
+    # What is there decides. A refusal names what was found instead.
     dataset = files_of(path) if is_folder(path) else None
     if dataset is not None:
         return dataset

@@ -220,6 +220,7 @@ def _begins_with_object(path: Path) -> bool:
 
 
 def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple[str, object]]:
+    # A list of rows may be larger than memory, so its items are read one by one.
     is_list = file.read(_LOOK).lstrip()[:1] == "["
     file.seek(0)
     if is_list:
@@ -250,6 +251,7 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
                 "rows is needed. Write every list into a separate file, and name the files as "
                 "'train' and 'eval' of a dataset of kind 'files'"
             )
+        # Many exports put the list under a key. One object without a list is one row.
         rows = next(iter(lists.values()), [data])
         for number, row in enumerate(rows, 1):
             yield f"{path.name}, row {number}", row
@@ -372,6 +374,7 @@ def _parsed(text: str, where: str) -> Any:
 
 def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+    # Spreadsheets may name the delimiter in a first line, as `sep=;`.
     named = _NAMED_DELIMITER.fullmatch(file.readline(_LONGEST_NAMING))
     if named:
         delimiter = named[1]
@@ -390,6 +393,7 @@ def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
                 "names"
             )
         begun = above + rows.line_num + 1
+        # Errors name the line where the row begins: a cell may have several lines.
         for cells in rows:
             where = f"{path.name}, line {begun}"
             begun = above + rows.line_num + 1

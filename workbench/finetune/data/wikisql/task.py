@@ -17,7 +17,6 @@ from workbench.finetune.data.wikisql.tables import SqlTable, execute
 class WikiSql(Task[SqlTable]):
     prefix = "translate to SQL: "
     form = Form("question", "sql")
-    nested = ("sql", "table")
     fields = ("table_id", "table")
 
     def columns(self, row: Mapping[str, object]) -> Sequence[str]:

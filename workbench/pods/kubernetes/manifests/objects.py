@@ -199,6 +199,7 @@ class ClusterObjects:
         labels |= {POD_LABEL: f"pod-{index}", TURN_LABEL: str(turn)}
         if self.guarded:
             labels[NETWORK_LABEL] = "cluster"
+        # The user's own annotations win over ours, and Kueue's over both.
         annotations = {**podspec.STAYS, **options.annotations, **annotations}
         spec: Manifest = {
             "hostname": f"pod-{index}",
@@ -210,12 +211,14 @@ class ClusterObjects:
             "enableServiceLinks": False,
             "securityContext": podspec.pod_security(options),
         }
+        # An image without a name for its user gets an account: sshd refuses users without one.
         if options.run_as_user is None:
             spec["initContainers"] = [self._account_container()]
         spec["containers"] = [self._container(index)]
         spec["volumes"] = self._volumes(index)
         spec.update(podspec.placement(options))
         pod = self._object("Pod", self.name(index, turn), owner, labels, annotations)
+        # The template comes last, and was checked against these fields.
         return template.merged({**pod, "spec": spec}, options.pod_template)
 
     def _container(self, index: int) -> Manifest:

@@ -55,6 +55,7 @@ def read_template(template: object) -> object:
 
     path = user_path(template)
     try:
+        # YAML keeps the last of two equal fields in silence, so repeated fields are looked for.
         content = gate.read_text(path)
         found = yaml.safe_load(content)
         twice = _written_twice(yaml.compose(content, Loader=yaml.SafeLoader))
@@ -115,6 +116,7 @@ def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in template:
         if key not in known:
             raise _refusal(key, "a pod template has metadata and spec alone; leave the field out")
+    # Names and labels by which the workbench finds its pods stay its own.
     metadata = _mapping(template.get("metadata"), "metadata")
     spec = _mapping(template.get("spec"), "spec")
     for key in metadata:
@@ -132,6 +134,7 @@ def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
                     "the workbench sets and selects by this name itself; leave the line out, and"
                     " give queue= for Kueue",
                 )
+    # The old name of the field would be ignored beside the new one.
     if "serviceAccount" in spec:
         raise _refusal("spec.serviceAccount", "the field's name is serviceAccountName; rename it")
     for name in _names(spec.get("containers"), "spec.containers"):
@@ -168,6 +171,7 @@ def _check_levels(ours: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
     for container in spec.get("containers", ()):
         at = f"spec.containers[{container['name']}]"
         wanted = container.get("resources", {})
+        # The scheduler adds up GPUs of all containers, and ranks run in ours alone.
         for name in {**wanted.get("requests", {}), **wanted.get("limits", {})}:
             own = ours["containers"][0]["resources"]["limits"]
             if name not in own and _GPU.search(str(name)):
@@ -186,6 +190,7 @@ def _check_levels(ours: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
             )
         if "restartPolicy" in container:
             _equal(ours["restartPolicy"], container["restartPolicy"], f"{at}.restartPolicy")
+        # Kubernetes lets a container's value win over the pod's.
         of_pod = ours.get("securityContext", {})
         for key, value in container.get("securityContext", {}).items():
             if key in of_pod:

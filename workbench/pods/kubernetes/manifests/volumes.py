@@ -117,6 +117,7 @@ class Volume(Record):
         ]
         source = next(iter(sources), "")
         where = f"Volume at {self.mount}"
+        # An option that its source would ignore is refused.
         if len(sources) > 1:
             raise ConfigError(
                 f"{where} has {' and '.join(sources)}; a volume has a single source: write two"

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from workbench.base.child import ended_within
 from workbench.pods.ssh.login import NoCommand, Output, why_no_command
 
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
@@ -66,8 +67,8 @@ class Pipe:
         assert process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a trap of the login is not cut
-            process.wait(_END_S if failure is None else _CUT_S)
+        # A trap of the login is not cut.
+        ended_within(process, _END_S if failure is None else _CUT_S)
         process.kill()
         process.wait()
         process.stdout.close()
@@ -121,8 +122,7 @@ class Pipe:
         return own
 
     def _ended(self) -> Broken:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its streams close before it ends
-            self._process.wait(_END_S)
+        ended_within(self._process, _END_S)  # its streams close before
         self._process.kill()
         code = self._process.wait()
         self._errors.seek(0)

@@ -138,7 +138,7 @@ def fetch_file(
     gate.make_folders(local.parent, local.parent)
     part = local.with_name(f".{local.name}.part")
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
-    tries = _Tries(route, remote, f"{what} on {route.name}", f"what has come is in {part}")
+    tries = _Tries(route, f"{what} on {route.name}", f"what has come is in {part}")
 
     def once() -> str:
         with (
@@ -185,27 +185,28 @@ def send_file(
     route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None
 ) -> str:
     """Send a file of any size, replacing the old file (mode 0600); resume an earlier transfer."""
-    tries = _Tries(
-        route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there"
-    )
+    tries = _Tries(route, f"{remote} on {route.name}", f"what has arrived is in {part} there")
 
     def once() -> str:
         with (
             _far_end(route, "receive", remote, part) as pipe,
             gate.open_record(local) as file,
         ):
+            # The pod names the bytes that an earlier try left, and their digest.
             header = _read_message(pipe, route)
             tries.size = _size(local)
             digest = hashlib.sha256()
             have = _number(header, "have", route)
             if have <= tries.size:
                 _hash_into(file, have, digest)
+            # Those bytes are of another file: begin again.
             if digest.hexdigest() != header.get("prefix"):
                 file.seek(0)
                 digest = hashlib.sha256()
                 have = 0
             _send(pipe, to_line({"offset": have, "size": tries.size}), route)
             tries.see(have, tell)
+            # The size is fixed at the beginning; the file may grow meanwhile.
             while tries.done < tries.size:
                 piece = file.read(min(_PIECE, tries.size - tries.done))
                 if not piece:
@@ -216,6 +217,7 @@ def send_file(
                 digest.update(piece)
                 _send(pipe, piece, route)
                 tries.see(tries.done + len(piece), tell)
+            # The pod compares the whole file before it takes the name.
             _send(pipe, to_line({"sha256": digest.hexdigest()}), route)
             end = _read_message(pipe, route)
             if end.get("sha256") != digest.hexdigest():
@@ -228,7 +230,6 @@ def send_file(
 @dataclass(slots=True)
 class _Tries:
     route: SshRoute
-    remote: str
     what: str
     where: str
     size: int = 0
