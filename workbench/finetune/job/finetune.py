@@ -14,7 +14,7 @@ from pydantic import model_validator
 from workbench.base import entries
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
-from workbench.finetune.job.refusals import check_together
+from workbench.finetune.job.refusals import check, named
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
@@ -109,7 +109,7 @@ class FineTune(FineTuneOptions, Job):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_together(self)
+        check(self, named(self.model))
         if isinstance(self.dataset, Mapping):
             # Imported here because most jobs name their dataset.
             from workbench.finetune.data.sources.dataset import of_kind

@@ -147,8 +147,9 @@ class Technique(ABC):
                 "without device_map, which spreads weights over the GPUs of all pods"
             )
 
-    def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
-        """Refuse a job that cannot run on pods with `gpus` GPUs under the technique."""
+    def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int, on_pod: int) -> None:
+        """Refuse a job that cannot run on pods with `gpus` GPUs and `on_pod` ranks each."""
+        del on_pod
         if job.precision == "fp16" and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 

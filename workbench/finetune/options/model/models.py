@@ -115,9 +115,8 @@ def model_kind(model: str) -> ModelKind:
     )
 
 
-def check_model(model: str, revision: str | None) -> None:
-    """Raise ConfigError for an unknown model, and for a revision of a model outside the hub."""
-    kind = model_kind(model)
+def check_revision(model: str, revision: str | None, kind: ModelKind) -> None:
+    """Raise ConfigError for a revision of a model outside the hub."""
     if revision is not None and kind != "hub":
         where = "built in" if kind == "builtin" else "a folder"
         raise ConfigError(
