@@ -76,7 +76,7 @@ def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> 
             f"method {trained.method!r} trained a model that scores texts, and lm-eval asks for "
             "answers. The run's own evaluations have the accuracy of the scores"
         )
-    _check_trained(paths.model, trained, before=bool(options.get("before", True)))
+    check_trained(paths.model, trained, before=bool(options.get("before", True)))
     job = Evaluation(run=str(paths.root), tasks=list(tasks), **options)
     include = None
     if job.include_path is not None:
@@ -87,7 +87,7 @@ def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> 
     return job
 
 
-def _check_trained(folder: Path, job: FineTune, *, before: bool) -> None:
+def check_trained(folder: Path, job: FineTune, *, before: bool) -> None:
     """Raise ConfigError if the folder of a trained model, or the base, cannot be loaded.
 
     `before` also loads the base of a model trained as a whole.
