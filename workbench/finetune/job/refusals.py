@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import user_path
 from workbench.base.json_values import Json
 from workbench.finetune.deepspeed import check as deepspeed
@@ -33,7 +33,6 @@ from workbench.finetune.options.model.models import (
     Family,
     ModelKind,
     check_address,
-    check_revision,
     config_of,
     family_by_name,
     has_chat_template,
@@ -63,24 +62,6 @@ from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
-
-Fact = Literal[
-    "kind",
-    "family",
-    "config",
-    "tokenizer",
-    "has_template",
-    "folder",
-    "weights",
-    "adapters",
-    "outline",
-    "special",
-    "gpus",
-    "on_pod",
-    "ranks",
-    "deepspeed",
-]
-"""Name of a field of `Facts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,17 +95,13 @@ class Facts:
     """DeepSpeed JSON of the job, and its name for messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Reason to refuse a job."""
-
+class Refusal(NamedTuple):
     option: str
-    """Option that the reason is about."""
-    why: str
-    """The reason, behind the word "if"."""
+    """Option that the refusal is about."""
     check: Callable[..., None]
     """Function of a job and of the values of `needs`, which raises ConfigError."""
-    needs: tuple[Fact, ...] = ()
+    needs: tuple[str, ...] = ()
+    """Names of the fields of `Facts` without which the function does not run."""
 
 
 def check(job: FineTuneOptions, facts: Facts) -> None:
@@ -226,7 +203,10 @@ def _check_family(job: FineTuneOptions, family: Family) -> None:
         return
     method = method_of(job.method)
     if method.uses_trl:
-        raise ConfigError(method.refusal_of_family(job.model))
+        raise ConfigError(
+            f"method '{method.name}' trains causal models, and {job.model!r} is an "
+            "encoder-decoder model; use a causal model such as 'tiny-llama', or method='sft'"
+        )
     others = {
         "prompt": job.prompt not in (None, "plain"),
         "chat_template": job.chat_template is not None,
@@ -252,18 +232,19 @@ def _check_owner(job: FineTuneOptions) -> None:
             )
 
 
-def _check_sequence(job: FineTuneOptions) -> None:
-    technique = technique_of(job.technique)
-    check_sequence(job, alone=technique.alone, apart=technique.apart)
-
-
-def _check_tensor(job: FineTuneOptions) -> None:
-    technique = technique_of(job.technique)
-    alone = technique.alone or technique.apart
-    check_tensor(job, alone=alone, shards="trained" in technique.spreads)
+def _check_revision(job: FineTuneOptions, kind: ModelKind) -> None:
+    """Raise ConfigError for a revision of a model outside the hub."""
+    if job.model_revision is not None and kind != "hub":
+        where = "built in" if kind == "builtin" else "a folder"
+        raise ConfigError(
+            f"model_revision is {shortened(job.model_revision)}, and model "
+            f"{shortened(job.model)} is {where}; only a model of the hub has revisions. Drop "
+            "model_revision"
+        )
 
 
 def _check_token_adapters(job: FineTuneOptions, gpus: int) -> None:
+    """Raise ConfigError for adapters of single tokens under ZeRO stage 3 on CPUs."""
     adapters = config_of(str(job.lora.get("resume_from")), "adapter_config")
     trains_tokens = bool(adapters.get("trainable_token_indices"))
     if not gpus and trains_tokens and technique_of(job.technique).zero_stage == 3:
@@ -273,148 +254,70 @@ def _check_token_adapters(job: FineTuneOptions, gpus: int) -> None:
         )
 
 
+def _check_pods(job: FineTuneOptions, gpus: int, on_pod: int) -> None:
+    technique_of(job.technique).refuse_on_pods(job, gpus=gpus, on_pod=on_pod)
+
+
 def _check_deepspeed(
     job: FineTuneOptions, given: tuple[Json, str], gpus: int, ranks: int | None = None
 ) -> None:
+    """Raise ConfigError for a key that is unknown or contradicts the job, pods or ranks."""
     config, source = given
     deepspeed.check(config, job, source=source, gpus=gpus, world_size=ranks)
 
 
-def _refuse_on_pods(job: FineTuneOptions, gpus: int, on_pod: int) -> None:
-    technique_of(job.technique).refuse_on_pods(job, gpus=gpus, on_pod=on_pod)
-
-
 REFUSALS: Sequence[Refusal] = (
     # Options alone. The constructor of a job finds these.
-    Refusal("model", "the model is an address", lambda job: check_address(job.model)),
-    Refusal(
-        "model_revision",
-        "the model is built in or a folder, and has no revisions",
-        lambda job, kind: check_revision(job.model, job.model_revision, kind),
-        ("kind",),
-    ),
-    Refusal("technique", "options of another technique are given", _check_owner),
-    Refusal(
-        "technique",
-        "an option contradicts the technique (`Technique.refuse`)",
-        lambda job: technique_of(job.technique).refuse(job),
-    ),
-    Refusal("sequence_parallel", "an option excludes shared rows", _check_sequence),
-    Refusal("tensor_parallel", "an option excludes shared weights", _check_tensor),
-    Refusal(
-        "method",
-        "an option contradicts the method (`Method.refuse`)",
-        lambda job: method_of(job.method).refuse(job),
-    ),
-    Refusal("peft", "options of adapters have no effect or cannot work", check_peft),
-    Refusal("optimizer", "options belong to another optimizer", check_optimizer),
-    Refusal("lr_scheduler_type", "the schedule lacks an option or a warm-up", check_schedule),
-    Refusal(
-        "training",
-        "an argument is unknown, or an option of the job itself",
-        lambda job: check_training(job.training, type(job).model_fields),
-    ),
-    Refusal("checkpoint_layers", "nothing is recomputed in this way", check_layers),
-    Refusal("checkpoint_policy", "nothing is recomputed in this way", check_policy),
-    Refusal("device_map", "limits lack a map, or the model is compiled", on_gpus.check_device_map),
-    Refusal("packing", "the attention would mix packed texts", check_packing),
-    Refusal("eval_strategy", "an option needs evaluations at other times", check_times),
-    Refusal("metrics", "no answers are judged, or no metric judges answers", check_judged),
-    Refusal("metric_for_best_model", "no evaluation has the metric", check_best),
-    # The kind of model.
-    Refusal(
-        "sequence_parallel",
-        "the model is an encoder-decoder model",
-        lambda job, family: check_causal("sequence_parallel", job, family),
-        ("family",),
-    ),
-    Refusal(
-        "tensor_parallel",
-        "the model is an encoder-decoder model",
-        lambda job, family: check_causal("tensor_parallel", job, family),
-        ("family",),
-    ),
-    Refusal("model", "an option is for models of the other family", _check_family, ("family",)),
-    Refusal(
-        "source_language",
-        "the tokenizer needs a language, or has none to choose",
-        check_languages,
-        ("family", "tokenizer"),
-    ),
-    Refusal("prompt", "chat_template or system belong to another prompt", check_prompt),
-    Refusal("prompt", "the model has no chat template", check_prompt, ("has_template",)),
-    # Files of the model.
-    Refusal("model", "configuration or tokenizer are unfit", check_configuration, ("folder",)),
-    Refusal("model", "weights or tokenizer are missing or unfit", check_sent, ("weights",)),
-    Refusal(
-        "lora",
-        "the files of the adapters are missing or unfit",
-        lambda _job, folder: check_adapters(folder),
-        ("adapters",),
-    ),
-    Refusal(
-        "model",
-        "the loaded model or tokenizer do not fit the job",
-        check_loaded,
-        ("config", "special"),
-    ),
-    Refusal("peft", "experts would stay out of the packing in 4 bits", check_experts, ("config",)),
-    Refusal("lora", "embeddings and output layer are one weight", check_tied, ("config", "folder")),
-    Refusal("sequence_parallel", "ranks cannot share rows", check_sequence_model, ("config",)),
-    Refusal("tensor_parallel", "ranks cannot share weights", check_tensor_model, ("config",)),
+    Refusal("model", lambda job: check_address(job.model)),
+    Refusal("model_revision", _check_revision, ("kind",)),
+    Refusal("technique", _check_owner),
+    Refusal("technique", lambda job: technique_of(job.technique).refuse(job)),
+    Refusal("sequence_parallel", check_sequence),
+    Refusal("tensor_parallel", check_tensor),
+    Refusal("method", lambda job: method_of(job.method).refuse(job)),
+    Refusal("peft", check_peft),
+    Refusal("optimizer", check_optimizer),
+    Refusal("lr_scheduler_type", check_schedule),
+    Refusal("training", check_training),
+    Refusal("checkpoint_layers", check_layers),
+    Refusal("checkpoint_policy", check_policy),
+    Refusal("device_map", on_gpus.check_device_map),
+    Refusal("packing", check_packing),
+    Refusal("eval_strategy", check_times),
+    Refusal("metrics", check_judged),
+    Refusal("metric_for_best_model", check_best),
+    # The family of the model.
+    Refusal("sequence_parallel", check_causal, ("family",)),
+    Refusal("model", _check_family, ("family",)),
+    Refusal("source_language", check_languages, ("family", "tokenizer")),
+    Refusal("prompt", check_prompt),
+    Refusal("prompt", check_prompt, ("has_template",)),
+    # Files of the model, or the loaded model.
+    Refusal("model", check_configuration, ("folder",)),
+    Refusal("model", check_sent, ("weights",)),
+    Refusal("lora", check_adapters, ("adapters",)),
+    Refusal("model", check_loaded, ("config", "special")),
+    Refusal("peft", check_experts, ("config",)),
+    Refusal("lora", check_tied, ("config", "folder")),
+    Refusal("sequence_parallel", check_sequence_model, ("config",)),
+    Refusal("tensor_parallel", check_tensor_model, ("config",)),
     # Pods.
-    Refusal(
-        "technique",
-        "pods are unfit for the technique (`Technique.refuse_on_pods`)",
-        _refuse_on_pods,
-        ("gpus", "on_pod"),
-    ),
-    Refusal("max_memory", "a pod lacks the GPU", on_gpus.check_max_memory, ("gpus",)),
-    Refusal("training", "Liger's kernels are asked for on CPUs", on_gpus.check_liger, ("gpus",)),
-    Refusal("attn_implementation", "the attention needs GPUs", on_gpus.check_attention, ("gpus",)),
-    Refusal(
-        "attn_implementation",
-        "the attention of the model's configuration needs GPUs",
-        on_gpus.check_own_attention,
-        ("gpus", "config"),
-    ),
-    Refusal("lora", "adapters of tokens need GPUs", _check_token_adapters, ("gpus",)),
-    Refusal("precision", "the number format needs GPUs", on_gpus.check_precision, ("gpus",)),
-    Refusal("optimizer", "the optimizer needs GPUs", on_gpus.check_bitsandbytes, ("gpus",)),
-    Refusal("tensor_parallel", "ranks of a pod form no groups", check_pod, ("on_pod",)),
+    Refusal("technique", _check_pods, ("gpus", "on_pod")),
+    Refusal("max_memory", on_gpus.check_max_memory, ("gpus",)),
+    Refusal("training", on_gpus.check_liger, ("gpus",)),
+    Refusal("attn_implementation", on_gpus.check_attention, ("gpus",)),
+    Refusal("attn_implementation", on_gpus.check_own_attention, ("gpus", "config")),
+    Refusal("lora", _check_token_adapters, ("gpus",)),
+    Refusal("precision", on_gpus.check_precision, ("gpus",)),
+    Refusal("optimizer", on_gpus.check_bitsandbytes, ("gpus",)),
+    Refusal("tensor_parallel", check_pod, ("on_pod",)),
     # The number of ranks.
-    Refusal(
-        "technique",
-        "the technique needs another number of ranks (`Technique.refuse_ranks`)",
-        lambda job, ranks: technique_of(job.technique).refuse_ranks(ranks),
-        ("ranks",),
-    ),
-    Refusal("sequence_parallel", "the ranks form no groups", check_ranks, ("ranks",)),
-    Refusal(
-        "method",
-        "batches do not come out even (`Method.refuse_ranks`)",
-        lambda job, ranks: method_of(job.method).refuse_ranks(job, ranks),
-        ("ranks",),
-    ),
-    # DeepSpeed's JSON.
-    Refusal(
-        "deepspeed",
-        "a key is unknown, or contradicts the job",
-        _check_deepspeed,
-        ("deepspeed", "gpus"),
-    ),
-    Refusal(
-        "deepspeed",
-        "a key contradicts the number of ranks",
-        _check_deepspeed,
-        ("deepspeed", "gpus", "ranks"),
-    ),
+    Refusal("technique", lambda job, n: technique_of(job.technique).refuse_ranks(n), ("ranks",)),
+    Refusal("sequence_parallel", check_ranks, ("ranks",)),
+    Refusal("method", lambda job, n: method_of(job.method).refuse_ranks(job, n), ("ranks",)),
+    Refusal("deepspeed", _check_deepspeed, ("deepspeed", "gpus")),
+    Refusal("deepspeed", _check_deepspeed, ("deepspeed", "gpus", "ranks")),
     # Last, because a child takes seconds.
-    Refusal(
-        "model",
-        "transformers cannot make the model",
-        lambda job, folder: check_outline(folder, job),
-        ("outline",),
-    ),
+    Refusal("model", check_outline, ("outline",)),
 )
 """Refusals in the order in which `check` runs the functions."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import Facts, check
+from workbench.finetune.job.refusals import Facts, check, deepspeed_json
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import OWN_OPTIMIZERS
@@ -48,14 +47,10 @@ def setting_of(
     technique = technique_of(job.technique)
     on_pod = 1 if technique.alone else gpus or ranks or 1
     every_rank = technique.ranks_of(pods, on_pod)
-    config, source = load(job) if technique.uses_deepspeed else ({}, "")
-    facts = Facts(
-        config=model,
-        gpus=gpus,
-        on_pod=1 if technique.alone else max(1, gpus),
-        ranks=every_rank,
-        deepspeed=(config, source) if technique.uses_deepspeed else None,
-    )
+    given = deepspeed_json(job)
+    config = given[0] if given else {}
+    on_each = max(1, gpus)
+    facts = Facts(config=model, gpus=gpus, on_pod=on_each, ranks=every_rank, deepspeed=given)
     check(job, facts)
     half = job.number_format in ("bf16", "fp16")
     model = model or {}

@@ -229,13 +229,8 @@ def write_resumption(
         made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
         job = job.replace(resume=str(paths.root)) if own else job
     # The model's files passed at submit.
-    facts = Facts(
-        gpus=gpus,
-        on_pod=max(1, gpus),
-        ranks=ranks,
-        deepspeed=deepspeed_json(job),
-    )
-    check(job, facts)
+    given = deepspeed_json(job)
+    check(job, Facts(gpus=gpus, on_pod=max(1, gpus), ranks=ranks, deepspeed=given))
     deepspeed = completed(job, gpus=gpus)
     write_json(
         paths.job,

@@ -146,6 +146,23 @@ class Technique(ABC):
                 f"technique '{self.name}' takes a process for each; use 'single', or 'fsdp' "
                 "without device_map, which spreads weights over the GPUs of all pods"
             )
+        alone = self.alone or self.apart
+        if job.sequence_parallel > 1 and alone:
+            raise ConfigError(
+                f"sequence_parallel shares a row among ranks, and ranks of technique '{self.name}' "
+                "train alone; use 'ddp', 'zero1', 'zero2', 'zero3' or 'fsdp'"
+            )
+        if job.tensor_parallel > 1 and alone:
+            raise ConfigError(
+                "tensor_parallel shares the weights of layers among ranks, and ranks of technique "
+                f"'{self.name}' train alone; use 'ddp', 'zero1' or 'zero2'"
+            )
+        if job.tensor_parallel > 1 and "trained" in self.spreads:
+            raise ConfigError(
+                "tensor_parallel shares the weights of layers among ranks, and technique "
+                f"'{self.name}' shards the weights already; drop tensor_parallel, or use 'ddp', "
+                "'zero1' or 'zero2'"
+            )
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int, on_pod: int) -> None:
         """Refuse a job that cannot run on pods with `gpus` GPUs and `on_pod` ranks each."""

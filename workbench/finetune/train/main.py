@@ -109,11 +109,8 @@ def _run(work: Assignment) -> None:
     rows = load_rows(work)
     phase("loading model")
     loaded = _base(work.job, rows, work.gpus)
-    facts = Facts(
-        config=loaded.model.config.to_dict(),
-        special=special_ids(loaded.tokenizer),
-    )
-    check(work.job, facts)
+    config = loaded.model.config.to_dict()
+    check(work.job, Facts(config=config, special=special_ids(loaded.tokenizer)))
     tensor: TensorParallel | None = None
     if work.job.tensor_parallel > 1:
         # Before the weights are moved: the whole model may be larger than a GPU.

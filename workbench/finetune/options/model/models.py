@@ -115,16 +115,6 @@ def model_kind(model: str) -> ModelKind:
     )
 
 
-def check_revision(model: str, revision: str | None, kind: ModelKind) -> None:
-    """Raise ConfigError for a revision of a model outside the hub."""
-    if revision is not None and kind != "hub":
-        where = "built in" if kind == "builtin" else "a folder"
-        raise ConfigError(
-            f"model_revision is {shortened(revision)}, and model {shortened(model)} is {where}; "
-            "only a model of the hub has revisions. Drop model_revision"
-        )
-
-
 def has_chat_template(model: str) -> bool | None:
     """Return whether the model has a chat template; None if only the hub knows.
 

@@ -16,18 +16,11 @@ from workbench.finetune.options.refusals.shared import (
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_REST = "sequence_parallel shares a row among ranks"
 
-
-def check_sequence(job: FineTuneOptions, *, alone: bool, apart: bool) -> None:
+def check_sequence(job: FineTuneOptions) -> None:
     """Raise ConfigError for options that exclude `sequence_parallel`."""
     if job.sequence_parallel == 1:
         return
-    if alone or apart:
-        raise ConfigError(
-            f"{_REST}, and ranks of technique '{job.technique}' train alone; use 'ddp', 'zero1', "
-            "'zero2', 'zero3' or 'fsdp'"
-        )
     others = {
         "packing": job.packing,
         "torch_compile": job.torch_compile,

@@ -23,13 +23,14 @@ def check_others(option: str, others: Mapping[str, bool]) -> None:
             raise ConfigError(f"{option} works without {name}; drop {name}")
 
 
-def check_causal(option: str, job: FineTuneOptions, family: Family) -> None:
+def check_causal(job: FineTuneOptions, family: Family) -> None:
     """Raise ConfigError for an encoder-decoder model whose rows or weights ranks would share."""
-    if getattr(job, option) > 1 and family == "encoder-decoder":
-        raise ConfigError(
-            f"{option} is for causal models, and {job.model!r} is an encoder-decoder "
-            f"model; drop {option}"
-        )
+    for option in ("sequence_parallel", "tensor_parallel"):
+        if getattr(job, option) > 1 and family == "encoder-decoder":
+            raise ConfigError(
+                f"{option} is for causal models, and {job.model!r} is an encoder-decoder "
+                f"model; drop {option}"
+            )
 
 
 def check_heads(

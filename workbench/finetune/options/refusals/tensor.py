@@ -16,26 +16,11 @@ from workbench.finetune.options.refusals.shared import (
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_FITTING = "use 'ddp', 'zero1' or 'zero2'"
 
-
-def check_tensor(job: FineTuneOptions, *, alone: bool, shards: bool) -> None:
-    """Raise ConfigError for options that exclude `tensor_parallel`.
-
-    `alone` is for techniques whose ranks train alone, `shards` for techniques that shard weights.
-    """
+def check_tensor(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options that exclude `tensor_parallel`."""
     if job.tensor_parallel == 1:
         return
-    if alone:
-        raise ConfigError(
-            "tensor_parallel shares the weights of layers among ranks, and ranks of technique "
-            f"'{job.technique}' train alone; {_FITTING}"
-        )
-    if shards:
-        raise ConfigError(
-            f"tensor_parallel shares the weights of layers among ranks, and technique "
-            f"'{job.technique}' shards the weights already; drop tensor_parallel, or {_FITTING}"
-        )
     if job.precision == "fp16":
         raise ConfigError("tensor_parallel works without precision 'fp16'; use 'bf16'")
     if job.peft == "qlora":
