@@ -232,6 +232,11 @@ def _check_owner(job: FineTuneOptions) -> None:
             )
 
 
+def _check_address(job: FineTuneOptions) -> None:
+    """Raise ConfigError if the model is an address."""
+    check_address(job.model)
+
+
 def _check_revision(job: FineTuneOptions, kind: ModelKind) -> None:
     """Raise ConfigError for a revision of a model outside the hub."""
     if job.model_revision is not None and kind != "hub":
@@ -268,7 +273,7 @@ def _check_deepspeed(
 
 REFUSALS: Sequence[Refusal] = (
     # Options alone. The constructor of a job finds these.
-    Refusal("model", lambda job: check_address(job.model)),
+    Refusal("model", _check_address),
     Refusal("model_revision", _check_revision, ("kind",)),
     Refusal("technique", _check_owner),
     Refusal("technique", lambda job: technique_of(job.technique).refuse(job)),

@@ -56,7 +56,12 @@ class Encoder:
         self, loaded: Loaded, job: FineTune, *, lengths: TextLengths | None = None
     ) -> None:
         """Set the model's end tokens and languages; `lengths` are of the rows, if known."""
-        check(job, Facts(family=loaded.family, tokenizer=described(loaded.tokenizer)))
+        facts = Facts(
+            family=loaded.family,
+            tokenizer=described(loaded.tokenizer),
+            has_template=has_template(loaded.tokenizer),
+        )
+        check(job, facts)
         self.job = job
         self.tokenizer = loaded.tokenizer
         self.causal = loaded.family == "causal"
@@ -536,14 +541,7 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
         tokenizer.chat_template = job.chat_template
     if job.prompt not in (None, "chat"):
         return None
-    if not has_template(tokenizer):
-        if job.prompt == "chat" or job.system is not None:
-            raise ConfigError(
-                f"{'system' if job.prompt is None else 'prompt'} "
-                f"is given, and {no_template(job.model)}"
-            )
-        return None
-    return Chat(tokenizer)
+    return Chat(tokenizer) if has_template(tokenizer) else None
 
 
 def end_tokens(settings: Any) -> list[int]:

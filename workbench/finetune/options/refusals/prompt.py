@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_prompt(job: FineTuneOptions, has_template: bool | None = None) -> None:
-    """Raise ConfigError for a template or a system turn that the prompt lacks. None: unknown."""
+    """Raise ConfigError for a template or a system turn that the prompt lacks."""
     if job.chat_template is not None and job.prompt not in (None, "chat"):
         raise ConfigError(
             f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop prompt or "
