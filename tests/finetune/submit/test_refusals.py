@@ -139,7 +139,7 @@ def test_every_refusal_runs_wherever_its_facts_are_known(
         ),
     }
     call, known = entries[entry]
-    monkeypatch.setattr("workbench.finetune.lm_eval.evaluate.check_adapters", lambda *_: None)
+    monkeypatch.setattr("workbench.finetune.lm_eval.evaluate.check_adapters", lambda _: None)
     rows_run.clear()
     call()
     assert set(rows_run) == needing(known)

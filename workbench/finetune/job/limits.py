@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 _MARK = "\ufeff"
 
 
-def check_sent(_job: FineTuneOptions, folder: Path) -> None:
+def check_sent(job: FineTuneOptions, folder: Path) -> None:
     """Raise ConfigError if weights or tokenizer of a model's folder are missing or unfit."""
+    del job
     check_weights(folder)
     check_is_there(folder)
 

@@ -123,7 +123,7 @@ def unread_weights(folder: Path) -> str:
     )
 
 
-def check_adapters(_job: object, folder: Path) -> None:
+def check_adapters(folder: Path) -> None:
     """Raise ConfigError if a folder of adapters has no weights, or if the file is cut short."""
     names = [name for name in ADAPTER_WEIGHTS if is_there(folder / name)]
     if not names:

@@ -94,7 +94,7 @@ def check_trained(folder: Path, job: FineTune, *, before: bool) -> None:
     """
     adapters = job.peft != "none"
     if adapters:
-        check_adapters(job, folder)
+        check_adapters(folder)
     else:
         check_sent(job, folder)
     if adapters or before:
