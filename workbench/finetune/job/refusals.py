@@ -268,6 +268,10 @@ def _check_pods(job: FineTuneOptions, gpus: int, on_pod: int) -> None:
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus, on_pod=on_pod)
 
 
+def _check_ranks(job: FineTuneOptions, ranks: int) -> None:
+    technique_of(job.technique).refuse_ranks(job, ranks)
+
+
 def _check_deepspeed(
     job: FineTuneOptions, given: tuple[Json, str], gpus: int, ranks: int | None = None
 ) -> None:
@@ -322,7 +326,7 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("optimizer", on_gpus.check_bitsandbytes, ("gpus",)),
     Refusal("tensor_parallel", check_pod, ("on_pod",)),
     # The number of ranks.
-    Refusal("technique", lambda job, n: technique_of(job.technique).refuse_ranks(n), ("ranks",)),
+    Refusal("technique", _check_ranks, ("ranks",)),
     Refusal("sequence_parallel", check_ranks, ("ranks",)),
     Refusal("method", lambda job, n: method_of(job.method).refuse_ranks(job, n), ("ranks",)),
     Refusal("deepspeed", _check_deepspeed, ("deepspeed", "gpus")),

@@ -129,7 +129,7 @@ class FineTuneViews(JobViews["FineTune"]):
             )
             changed["per_device_train_batch_size"] = _micro_batch(rows, one_row.global_batch(ranks))
         if name != job.technique:
-            changed = {**_only_of_own_technique(), **changed}
+            changed = {**only_of_own_technique(), **changed}
         made = job.replace(**changed)
         check(made, Facts(ranks=pods if technique.alone else pods * slots))
         return made
@@ -240,7 +240,7 @@ def _size(start: Json) -> str:
     return f" ({scaled(float(parameters))} parameters{part})"
 
 
-def _only_of_own_technique() -> dict[str, object]:
+def only_of_own_technique() -> dict[str, object]:
     """Return the values that clear what only the job's own technique knows."""
     cleared: dict[str, object] = {
         "deepspeed": None,

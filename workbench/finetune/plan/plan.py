@@ -11,6 +11,7 @@ from workbench.base.record import Allowed, Count, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check, known
+from workbench.finetune.job.views import only_of_own_technique
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.reading import RowPreview
@@ -199,16 +200,10 @@ def predict(
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
     """Return the job under a technique, without options specific to the job's own technique."""
-    own = technique == job.technique
-    return job.replace(
-        technique=technique,
-        deepspeed=job.deepspeed if own else None,
-        fsdp=job.fsdp if own else {},
-        local_sgd=job.local_sgd if own else {},
-        device_map=job.device_map if own else None,
-        max_memory=job.max_memory if own else {},
-        launcher=Launcher.SSH.value if technique_of(technique).alone else job.launcher,
-    )
+    if technique == job.technique:
+        return job
+    launcher = Launcher.SSH.value if technique_of(technique).alone else job.launcher
+    return job.replace(**only_of_own_technique(), technique=technique, launcher=launcher)
 
 
 def traced(

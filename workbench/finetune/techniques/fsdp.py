@@ -104,6 +104,13 @@ class FSDP(Plain):
             )
         super().refuse_on_pods(job, gpus=gpus, on_pod=on_pod)
 
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
+        group = Options.from_dict(job.fsdp).group
+        if group is not None and (group < 2 or ranks % group):
+            raise ConfigError(
+                f"fsdp group is {group}, and {ranks} ranks cannot be put into groups of as many"
+            )
+
     def shards(self, job: FineTuneOptions, *, ranks: int, on_pod: int) -> int:
         """Return the ranks that share a weight.
 

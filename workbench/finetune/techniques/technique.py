@@ -170,9 +170,9 @@ class Technique(ABC):
         if job.precision == "fp16" and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 
-    def refuse_ranks(self, ranks: int) -> None:
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
         """Refuse a number of ranks that the technique does not support."""
-        del ranks
+        del job, ranks
 
     def refuse_config(self, config: Mapping[str, object], source: str) -> None:
         """Refuse a DeepSpeed JSON that contradicts the technique.
