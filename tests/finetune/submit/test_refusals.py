@@ -145,6 +145,15 @@ def test_every_refusal_runs_wherever_its_facts_are_known(
     assert set(rows_run) == needing(known)
 
 
+def test_a_preview_reads_no_deepspeed_json(tmp_path: Path) -> None:
+    model = folders.model(tmp_path / "model")
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 1}}')
+    job = FineTune(model=str(model), dataset=rows_of(tmp_path), deepspeed=str(file))
+    file.unlink()
+    previewed(job)
+
+
 def test_a_run_on_other_ranks_is_checked_for_the_pods_alone(
     tmp_path: Path, rows_run: list[int]
 ) -> None:

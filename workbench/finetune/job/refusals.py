@@ -167,7 +167,7 @@ def known(
         gpus=gpus,
         on_pod=None if gpus is None else max(1, gpus),
         ranks=ranks,
-        deepspeed=deepspeed_json(job),
+        deepspeed=None if gpus is None else deepspeed_json(job),
     )
 
 
