@@ -384,9 +384,12 @@ def test_a_mixture_in_4_bits_is_refused_at_submit_by_plan_and_on_the_ranks(
 
 
 @pytest.mark.slow
-def test_a_plan_refuses_adapters_as_the_ranks_do(tmp_path: Path) -> None:
+def test_a_plan_refuses_adapters_as_submit_and_the_ranks_do(tmp_path: Path) -> None:
     folder = folders.llama(tmp_path / "tied", tie=True)
-    for names, message in (["lm_head"], "tied embeddings"), (["no_such"], "'no_such' is not known"):
+    for names, message in (
+        (["lm_head"], "tie_word_embeddings"),  # the words of submit
+        (["no_such"], "'no_such' is not known"),
+    ):
         job = FineTune(model=str(folder), peft="lora", lora={"target_modules": names})
         with pytest.raises(ConfigError, match=message):
             plan(job, techniques=["single"])
