@@ -3,7 +3,7 @@
 `make options` renews the tables, so a code host shows them without a build. A table stands between
 `<!-- options: FineTune -->` and `<!-- end -->`. Words after the name change the table: `own` leaves
 out inherited options, and `fields` leaves out the defaults. `<!-- names -->` is the table of all
-public names.
+public names, and `<!-- refusals -->` says why a fine-tuning job is refused.
 
 Pydantic fields bring their description. Other records have a string literal below each field, which
 only the source has. A class without fields, or a function, describes its parameters in the Args
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import workbench
+from workbench.finetune.job.refusals import REFUSALS
 
 __all__ = [
     "MODULES",
@@ -52,7 +53,8 @@ PUBLIC: Mapping[str, object] = {
 PAGES = sorted(path for path in (_ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 """Every page of docs/."""
 _TABLE = re.compile(
-    r"(?P<begin><!-- (?P<kind>options|names):?(?P<words>[\w ]*) -->\n).*?(?P<end><!-- end -->)",
+    r"(?P<begin><!-- (?P<kind>options|names|refusals):?(?P<words>[\w ]*) -->\n)"
+    r".*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -149,6 +151,23 @@ def names_table() -> list[str]:
     return ["| name | module | is |", "|---|---|---|", *rows]
 
 
+def refusals_table() -> list[str]:
+    """Return the lines of a table of the refusals of a fine-tuning job, by option."""
+    rows = []
+    for option in options_of(workbench.FineTune):
+        for refusal in REFUSALS:
+            if refusal.option == option.name:
+                # A function of a technique or a method has no name of its own in the list.
+                first = (refusal.check.__doc__ or "").partition("\n")[0]
+                why = (
+                    first.removeprefix("Raise ConfigError ")
+                    or f"by the class of the {option.name}."
+                )
+                facts = ", ".join(f"`{need}`" for need in refusal.needs) or "options"
+                rows.append(f"| `{option.name}` | {_cell(why)} | {facts} |")
+    return ["| option | refused | known from |", "|---|---|---|", *rows]
+
+
 def anchors_of(owner: str, options: Sequence[Option], taken: set[str]) -> list[str]:
     """Return an anchor for each option, and add the anchors to those that are taken.
 
@@ -174,6 +193,8 @@ def renewed(page: str) -> str:
     def table(match: re.Match[str]) -> str:
         if match["kind"] == "names":
             lines = names_table()
+        elif match["kind"] == "refusals":
+            lines = refusals_table()
         else:
             owner, *words = match["words"].split()
             lines = _table(owner, words, taken)

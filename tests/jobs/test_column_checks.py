@@ -17,8 +17,8 @@ from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
+from workbench.finetune.job.checked_rows import row_refusal
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import row_refusal
 from workbench.rundir.view import RunView
 
 Rows = Sequence[Mapping[str, Any]]

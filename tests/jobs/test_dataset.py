@@ -18,8 +18,8 @@ from workbench.finetune.data.sources.dataset import (
     prepare,
 )
 from workbench.finetune.data.wikisql.datasets import Mini, Release
+from workbench.finetune.job.checked_rows import row_refusal
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import row_refusal
 
 ROW = {
     "table_id": "1-1",

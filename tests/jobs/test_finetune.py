@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.finetune.submit import folders
+from tests.support.refusals import check_on
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.renamed_options import ELSEWHERE, LORA, OTHERWISE
 from workbench.finetune.techniques.registry import TECHNIQUES
@@ -440,9 +441,9 @@ def test_adapters_of_single_tokens_under_zero3_need_gpus(technique: str, tmp_pat
     lora = {"resume_from": str(tmp_path)}
     job = FineTune(model="tiny-llama", technique=technique, peft="lora", lora=lora)
     with pytest.raises(ConfigError, match=sentence("peft gathers the embeddings on a GPU")):
-        check_at_submit(job, gpus=0)
-    check_at_submit(job, gpus=1)
-    check_at_submit(job.replace(technique="zero2"), gpus=0)
+        check_on(job, gpus=0)
+    check_on(job, gpus=1)
+    check_on(job.replace(technique="zero2"), gpus=0)
 
 
 def test_the_memory_of_each_gpu_is_kept_in_gib_and_is_of_gpus_that_there_are() -> None:
@@ -450,9 +451,9 @@ def test_the_memory_of_each_gpu_is_kept_in_gib_and_is_of_gpus_that_there_are() -
     job = FineTune(technique="single", device_map="auto", max_memory=sizes)
     assert job.max_memory == {"0": 20.0, "1": 20, "2": pytest.approx(38.147, abs=1e-3)}
     assert job_from_dict(job.to_dict()) == job
-    check_at_submit(job, gpus=3)
+    check_on(job, gpus=3)
     with pytest.raises(ConfigError, match=sentence("max_memory names GPU", 2)):
-        check_at_submit(job, gpus=2)
+        check_on(job, gpus=2)
 
 
 def test_a_job_is_not_changed_in_place() -> None:
@@ -498,14 +499,12 @@ def test_help_of_the_command_line_needs_no_record() -> None:
 
 
 def test_a_model_with_a_chat_template_of_its_own_is_known_by_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    model = str(tmp_path)
-    job = FineTune(model=model, prompt="chat", system="Be brief.")
+    job = FineTune(model=str(folders.model(tmp_path)), prompt="chat", system="Be brief.")
     with pytest.raises(ConfigError, match=sentence("or use a model with a chat template")):
-        check_at_submit(job, gpus=0)
-    check_at_submit(job.replace(chat_template="{{ messages }}"), gpus=0)
+        check_on(job, gpus=0)
+    check_on(job.replace(chat_template="{{ messages }}"), gpus=0)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    check_at_submit(job, gpus=0)
+    check_on(job, gpus=0)
     (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    check_at_submit(job, gpus=0)
+    folders.change(tmp_path / "tokenizer_config.json", chat_template="{{ messages }}")
+    check_on(job, gpus=0)

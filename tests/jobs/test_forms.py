@@ -19,8 +19,8 @@ from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
 from workbench.finetune.data.sources.read import table_row
 from workbench.finetune.data.training.rows import load
+from workbench.finetune.job.checked_rows import row_refusal
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import rejected_of, with_rejected
 

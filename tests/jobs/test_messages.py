@@ -13,8 +13,8 @@ from workbench.finetune.data.forms.messages import unread_in_turns
 from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.dataset import RowFiles, prepare
+from workbench.finetune.job.checked_rows import row_refusal
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import row_refusal
 
 
 def said(*turns: str) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.groups.sequence import check_model
+from workbench.finetune.options.refusals.sequence import check_sequence_model
 from workbench.finetune.plan.setting import request_of
 
 LLAMA: dict[str, Any] = {
@@ -63,7 +63,7 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_the_start(
     config: dict[str, Any], size: int, says: str, tmp_path: Path
 ) -> None:
     if not says:
-        check_model({**LLAMA, **config}, size)
+        check_sequence_model(job(sequence_parallel=size), {**LLAMA, **config})
         return
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **config}))
     with pytest.raises(ConfigError, match=says):

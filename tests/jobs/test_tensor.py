@@ -12,7 +12,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import outline
-from workbench.finetune.options.groups.tensor import check_model, check_pod
+from workbench.finetune.options.refusals.tensor import check_pod, check_tensor_model
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.submit.prepare import check_early
@@ -77,7 +77,7 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_the_start(
     config: dict[str, Any], size: int, says: str, tmp_path: Path
 ) -> None:
     if not says:
-        check_model({**LLAMA, **config}, size)
+        check_tensor_model(job(tensor_parallel=size), {**LLAMA, **config})
         return
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **config}))
     with pytest.raises(ConfigError, match=says):

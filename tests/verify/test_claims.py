@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.refusals import check_on
 from workbench import FineTune, Function, PodSpec
 from workbench.deepspeed import resolve_deepspeed_config
-from workbench.finetune.job.refusals import check_at_submit
-from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.events import Event
@@ -240,8 +239,7 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
     except (Broken, TypeError, ValueError, AttributeError):
         pass  # these answers do not fit the row: only its questions are looked at here
     for job, on_pod in zip(pods.jobs, pods.gpus_of, strict=True):
-        check_at_submit(job, gpus=on_pod)
-        check_pod(job, on_pod)
+        check_on(job, gpus=on_pod)
         if technique_of(job.technique).uses_deepspeed:
             assert resolve_deepspeed_config(job, gpus=on_pod, world_size=ranks)
         if row.subject in ("techniques", "precision", "kernels", "adapters"):

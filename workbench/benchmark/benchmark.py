@@ -223,7 +223,9 @@ class Benchmark(Displayable):
         for row in self.grid.rows:
             try:
                 check_launcher(Launcher(row.job.launcher))
-                row.job.views.check_early(gpus=cluster.spec.pods.gpus)
+                spec = RunSpec(cluster=cluster.spec, job=row.job, pods=row.pods)
+                gpus = spec.cluster.pods.gpus
+                row.job.views.check_early(gpus=gpus, ranks=spec.world_size)
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 

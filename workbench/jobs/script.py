@@ -139,7 +139,7 @@ class ScriptViews(JobViews["Script"]):
         for path in script_files(folder):
             yield path.relative_to(folder).as_posix(), path
 
-    def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
+    def check_early(self, *, gpus: int, ranks: int) -> None:  # noqa: ARG002
         self.job.check_file()
         check_script(self.job.file, self.job.root)
         self.job.read_packages(self.job.env)

@@ -151,8 +151,8 @@ class JobViews(Generic[J]):
         """
         return ()
 
-    def check_early(self, *, gpus: int) -> None:
-        """Check quickly, before pods with `gpus` GPUs start, what `prepare` would refuse later.
+    def check_early(self, *, gpus: int, ranks: int) -> None:
+        """Refuse quickly what `prepare` refuses later for `ranks` ranks on pods with `gpus` GPUs.
 
         Raises:
             ConfigError: The job cannot work, for the reason in the message.

@@ -48,8 +48,9 @@ def test_weights_that_stay_in_memory_although_they_are_offloaded_to_a_disk_are_c
     know(JOB, ON_CPU)
     # Of 50 million on each of two ranks.
     for options, stays in (({}, 50e6), ({"max_in_cpu": 10**7}, 10e6), ({"max_in_cpu": 0}, 0)):
-        offload = {"zero_optimization": {"stage": 3, "offload_param": {**nvme, **options}}}
-        row = predict(JOB.replace(technique="zero3", deepspeed=offload), pods=2, gpus=0)
+        zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+        offload = {"zero_optimization": {**zero, "offload_param": {**nvme, **options}}}
+        row = predict(JOB.replace(technique="zero3-offload", deepspeed=offload), pods=2, gpus=0)
         assert row is not None and row.host is not None
         assert row.host.parameters == pytest.approx(4 * (stays + 5000))
 

@@ -26,12 +26,8 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.job import outlined
 from workbench.finetune.job.architectures import WITHOUT_START, check_architecture
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import (
-    check_loaded,
-    check_trained,
-    lacking_memory,
-    model_notes,
-)
+from workbench.finetune.job.limits import check_loaded, lacking_memory, model_notes
+from workbench.finetune.lm_eval.evaluate import check_trained
 from workbench.finetune.model import outline
 from workbench.finetune.model.files import described
 from workbench.finetune.plan.plan import plan

@@ -29,11 +29,11 @@ from transformers import (
     PLBartTokenizer,
 )
 
+from tests.support.refusals import check_on
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
@@ -249,7 +249,7 @@ def test_a_tokenizer_of_several_languages_needs_names_that_it_knows(
             missing,
         )
         with pytest.raises(ConfigError, match=why):
-            check_at_submit(job, gpus=0)
+            check_on(job, gpus=0)
         with pytest.raises(ConfigError, match=why):
             Encoder(loaded, job)
     check_early(job_of(folder, name), gpus=0)
@@ -268,7 +268,7 @@ def test_a_tokenizer_saved_for_two_languages_needs_no_options(
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     job = FineTune(model=str(tmp_path), max_target_length=32)
-    check_at_submit(job, gpus=0)
+    check_on(job, gpus=0)
     assert Encoder(model.load(str(tmp_path), (), seed=0), job).rows(ROWS) == expected
 
 
@@ -288,7 +288,7 @@ def test_a_language_is_refused_where_nothing_reads_it(
         FineTune(model="tiny-llama", target_language="de")
     none = sentence("is for tokenizers that write languages", "target_language")
     with pytest.raises(ConfigError, match=none):
-        check_at_submit(FineTune(model="tiny-t5", target_language="de"), gpus=0)
+        check_on(FineTune(model="tiny-t5", target_language="de"), gpus=0)
 
 
 class FSMTTokenizer:

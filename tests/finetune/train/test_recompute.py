@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
+from tests.support.refusals import check_on
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.model.layers import check_liger, recompute
 from workbench.finetune.plan.trace.trace import trace
 from workbench.finetune.recipe.standalone import use_no_cache
@@ -158,6 +158,6 @@ def test_options_that_cannot_work_together_are_refused(
 
 def test_liger_s_kernels_are_refused_on_cpus() -> None:
     job = FineTune(model="tiny-llama", **LIGER)
-    check_at_submit(job, gpus=1)
+    check_on(job, gpus=1)
     with pytest.raises(ConfigError, match="'use_liger_kernel' needs GPUs"):
-        check_at_submit(job, gpus=0)
+        check_on(job, gpus=0)

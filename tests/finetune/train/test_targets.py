@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 import tests.support.tinyfolders as folders
 from tests.support.familyfolders import DENSE_FIRST, HEADS, LATENT, MOE
+from tests.support.refusals import check_on
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.files.opened import check_finite
@@ -360,10 +360,10 @@ def test_a_configuration_that_ties_is_enough_to_refuse_at_submit(
     lora = {option: [name]}
     job = FineTune(model=str(tied), peft="lora", lora=lora)
     with pytest.raises(ConfigError, match=rf"lora {option} names '{name}'.*tie_word_embeddings"):
-        check_at_submit(job, gpus=0)
+        check_on(job, gpus=0)
     for make in (folders.llama, folders.with_another_head):
-        check_at_submit(job.replace(model=str(make(tmp_path / make.__name__))), gpus=0)
-    check_at_submit(job.replace(lora={}), gpus=0)
+        check_on(job.replace(model=str(make(tmp_path / make.__name__))), gpus=0)
+    check_on(job.replace(lora={}), gpus=0)
 
 
 @pytest.mark.slow
@@ -375,7 +375,7 @@ def test_a_mixture_in_4_bits_is_refused_at_submit_by_plan_and_on_the_ranks(
     base.config.save_pretrained(tmp_path)
     job = FineTune(model=str(tmp_path), peft="qlora")
     for refused in (
-        lambda: check_at_submit(job, gpus=1),
+        lambda: check_on(job, gpus=1),
         lambda: plan(job, gpu_memory_gib=80),
         lambda: adapters.attached(model.Loaded(model=base, tokenizer=None, family=CAUSAL), job),
     ):
@@ -384,9 +384,12 @@ def test_a_mixture_in_4_bits_is_refused_at_submit_by_plan_and_on_the_ranks(
 
 
 @pytest.mark.slow
-def test_a_plan_refuses_adapters_as_the_ranks_do(tmp_path: Path) -> None:
+def test_a_plan_refuses_adapters_as_submit_and_the_ranks_do(tmp_path: Path) -> None:
     folder = folders.llama(tmp_path / "tied", tie=True)
-    for names, message in (["lm_head"], "tied embeddings"), (["no_such"], "'no_such' is not known"):
+    for names, message in (
+        (["lm_head"], "tie_word_embeddings"),  # the words of submit
+        (["no_such"], "'no_such' is not known"),
+    ):
         job = FineTune(model=str(folder), peft="lora", lora={"target_modules": names})
         with pytest.raises(ConfigError, match=message):
             plan(job, techniques=["single"])

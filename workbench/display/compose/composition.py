@@ -11,10 +11,9 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
 from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
 from workbench.finetune.data.sources.dataset import dataset_from
-from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration, check_made
-from workbench.finetune.options.model.models import check_model
+from workbench.finetune.job.refusals import check, known
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_from_dict
@@ -152,12 +151,11 @@ class Composition(Mapping[str, Any]):
             if refusal:
                 raise ConfigError(refusal)
         job = self.make_job()
-        check_model(job.model, job.model_revision)
-        check_configuration(job)
         dataset_from(job.dataset)
-        resolve(job, gpus=cluster.pods.gpus, world_size=self.ranks)
         check_launcher(Launcher(job.launcher))
-        check_made(job)
+        gpus = cluster.pods.gpus
+        job = choose(job, gpus=gpus, world_size=self.ranks)
+        check(job, known(job, gpus=gpus, ranks=self.ranks, sends=True, outlines=True))
 
 
 def find_problems(composition: Composition) -> dict[str, str]:

@@ -20,7 +20,7 @@ from workbench.finetune.answers.questions import (
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.data.scoring import judge
-from workbench.finetune.job.refusals import no_template
+from workbench.finetune.options.refusals.prompt import no_template
 from workbench.rundir.paths import RunPaths
 
 _AT_ONCE, _MOST = 64, 1024  # rows in the first request and in later requests

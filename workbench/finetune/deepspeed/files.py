@@ -38,7 +38,10 @@ def load(job: FineTuneOptions | str | Path) -> tuple[dict[str, Any], str]:
     if job.deepspeed is not None:
         return _load_file(job.deepspeed)
     shipped = technique_of(job.technique).config
-    return _load_shipped(shipped or f"{job.technique}.json")
+    config, source = _load_shipped(shipped or f"{job.technique}.json")
+    if job.optimizer != "adamw":
+        config.pop("optimizer", None)
+    return config, source
 
 
 def _load_file(given: str | Path) -> tuple[dict[str, Any], str]:

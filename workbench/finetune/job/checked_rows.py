@@ -22,10 +22,10 @@ from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.data.forms.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.finetune.data.rows import Example, Refusal
-from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.options.model.limits import TEMPLATE_TOO_SLOW
-from workbench.finetune.options.model.models import has_chat_template
+from workbench.finetune.options.model.models import has_chat_template, model_family
 from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.options.refusals.prompt import no_template
 from workbench.finetune.options.text.prompts import source_text
 
 _SHAPES = 200  # shapes whose first row is always rendered
@@ -34,6 +34,41 @@ _ANSWER_S = 120.0
 _END_S = 2.0
 # Private memory of the child. transformers without torch needs 200 MiB.
 _MEMORY_BYTES = 4 << 30
+
+
+def unlearned_turns(row: Example) -> str:
+    """Return the message for turns of weight 0 under `loss_on="all"`; empty for other rows."""
+    if all(turn.get("weight") != 0 for turn in row.messages):
+        return ""
+    return "has a turn of weight 0, and loss_on 'all' learns every turn; use loss_on='answer'"
+
+
+def row_refusal(job: FineTuneOptions) -> Refusal:
+    """Return a function that returns the reason why the job's model cannot learn from a row.
+
+    An empty reason means that the model can learn from the row.
+    """
+    family = model_family(job.model)
+    has_template = bool(job.chat_template) or has_chat_template(job.model)
+
+    def refusal(row: Example) -> str:
+        if family == "encoder-decoder" and (row.messages or not row.asks):
+            kind = "a row of messages" if row.messages else "plain text"
+            causal = "with a chat template" if row.messages else "such as 'tiny-llama'"
+            return (
+                f"is {kind}, and the model answers a source: use a causal model {causal}, or rows "
+                "with a source"
+            )
+        if row.messages and job.prompt not in (None, "chat"):
+            return f"is a row of messages, and prompt is {job.prompt!r}; drop prompt, or use 'chat'"
+        why = unlearned_turns(row) if job.loss_on == "all" else ""
+        if why:
+            return why
+        if row.messages and has_template is False:
+            return f"is a row of messages, and {no_template(job.model)}"
+        return ""
+
+    return refusal
 
 
 @contextmanager

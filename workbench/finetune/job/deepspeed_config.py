@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.finetune.deepspeed.check import check
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
-from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.job.refusals import check, known
 from workbench.finetune.options.choices import OWN_OPTIMIZERS
-from workbench.finetune.options.groups.sequence import check_ranks
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.zero.zero import is_offloaded
@@ -38,21 +36,15 @@ def resolve(
         1
     """
     job = choose(job, gpus=gpus, world_size=world_size)
-    check_at_submit(job, gpus=gpus)
-    technique = technique_of(job.technique)
-    if world_size is not None:
-        technique.refuse_ranks(world_size)
-        check_ranks(job, world_size)
-    if not technique.uses_deepspeed:
+    check(job, known(job, gpus=gpus, ranks=world_size))
+    return completed(job, gpus=gpus)
+
+
+def completed(job: FineTuneOptions, *, gpus: int) -> dict[str, object] | None:
+    """Return the DeepSpeed configuration of a checked job; None for a job without DeepSpeed."""
+    if not technique_of(job.technique).uses_deepspeed:
         return None
-    config, source = load(job)
-    if job.deepspeed is None and job.optimizer != "adamw":
-        config.pop("optimizer", None)
-    check(config, job, source=source, gpus=gpus, world_size=world_size)
-    return _fill(config, job, gpus=gpus)
-
-
-def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[str, object]:
+    config, _ = load(job)
     config.update({**AUTO_BATCHES, **config})
     config.setdefault("gradient_clipping", "auto")
     # DeepSpeed prints a line every 10 steps by default. The trainer reports every step.

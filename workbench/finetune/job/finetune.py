@@ -12,9 +12,10 @@ from typing import Annotated, ClassVar, Self
 from pydantic import model_validator
 
 from workbench.base import entries
+from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
-from workbench.finetune.job.refusals import check_together
+from workbench.finetune.job.refusals import Facts, check, named
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
@@ -109,7 +110,7 @@ class FineTune(FineTuneOptions, Job):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_together(self)
+        check(self, named(self.model))
         if isinstance(self.dataset, Mapping):
             # Imported here because most jobs name their dataset.
             from workbench.finetune.data.sources.dataset import of_kind
@@ -226,6 +227,18 @@ class FineTune(FineTuneOptions, Job):
         handover: Handover = verbs().handed_over(self, request)
         return handover
 
+    def _fits(self, accumulation: int, micro: int, ranks: int) -> bool:
+        """Return whether a number of ranks may train with such batches."""
+        try:
+            job = self.replace(
+                per_device_train_batch_size=micro,
+                gradient_accumulation_steps=accumulation,
+            )
+            check(job, Facts(ranks=ranks))
+        except ConfigError:
+            return False
+        return True
+
     def on_ranks(self, ranks: int, before: int) -> Self:
         """Return the job for another number of ranks, with the nearest global batch.
 
@@ -244,8 +257,7 @@ class FineTune(FineTuneOptions, Job):
             accumulation, micro = each
             return abs(accumulation * micro * groups - rows), accumulation
 
-        method = method_of(self.method)
-        fitting = [each for each in counts if method.batch_fits(self, *each, ranks)]
+        fitting = [each for each in counts if self._fits(*each, ranks)]
         accumulation, micro = min(fitting or counts, key=distance)
         own = self.deepspeed
         if isinstance(own, Mapping):

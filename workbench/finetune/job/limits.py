@@ -1,7 +1,7 @@
-"""Read at submit what a model's configuration and tokenizer say about a job, before pods start.
+"""Read what a model's configuration and tokenizer say about a job, before pods start.
 
-The list of `check_model_files` is the same for `submit`, `plan`, `preview` and `run.evaluate`. The
-ranks call `check_loaded` for a model of the hub, whose files may be unknown on the user's machine.
+The functions are rows of the list in `refusals`. The ranks run `check_loaded` for a model of the
+hub, whose files may be unknown on the user's machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workbench.finetune.job.architectures import (
     check_not_quantized,
 )
 from workbench.finetune.job.given_files import read_object
-from workbench.finetune.job.outlined import check_outline, check_special_ids
+from workbench.finetune.job.outlined import check_special_ids
 from workbench.finetune.job.positions import beyond_training, check_positions
 from workbench.finetune.job.tokenizer_files import (
     RESIZE,
@@ -31,7 +31,6 @@ from workbench.finetune.job.tokenizer_files import (
     tokens_of,
 )
 from workbench.finetune.job.weights import (
-    check_adapters,
     check_weights,
     elements_of,
     unread_weights,
@@ -52,32 +51,18 @@ if TYPE_CHECKING:
 _MARK = "\ufeff"
 
 
-def check_model_files(job: FineTuneOptions) -> None:
-    """Raise ConfigError if the job cannot train by the files of the job's model.
-
-    Files of another machine and of the hub are not asked for. A configuration of the hub in the
-    cache of this machine is read. `check_made` completes the check.
-    """
-    check_configuration(job)
-    job = on_base(job)
-    adapters = job.lora.get("resume_from")
-    if adapters:
-        check_adapters(user_path(str(adapters)))
-    if model_kind(job.model) == "folder":
-        folder = user_path(job.model)
-        check_weights(folder)
-        check_is_there(folder)
+def check_sent(job: FineTuneOptions, folder: Path) -> None:
+    """Raise ConfigError if weights or tokenizer of a model's folder are missing or unfit."""
+    del job
+    check_weights(folder)
+    check_is_there(folder)
 
 
-def check_configuration(job: FineTuneOptions) -> None:
-    """Raise ConfigError if configuration and tokenizer of a job's model contradict the job.
+def check_configuration(job: FineTuneOptions, place: Path) -> None:
+    """Raise ConfigError if configuration and tokenizer in a model's folder contradict the job.
 
     Weights are not looked for: a plan and a preview need none.
     """
-    job = on_base(job)
-    place = known_folder(job)
-    if place is None:
-        return
     config = read_object(place / "config.json")
     source = str(place / "config.json")
     too_large = too_many_parts(config)
@@ -95,33 +80,6 @@ def check_configuration(job: FineTuneOptions) -> None:
         check_ids(tokens, rows, source, place, template_of(job))
     for name in ("config.json", "generation_config.json"):
         check_special_ids(place / name, rows)
-
-
-def check_made(job: FineTuneOptions) -> None:
-    """Raise ConfigError if transformers cannot make the job's model, or prepare an answer.
-
-    Call `check_configuration` and read the rows before: this check takes seconds.
-    """
-    job = on_base(job)
-    place = known_folder(job)
-    if place is not None:
-        check_outline(place, job)
-
-
-def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
-    """Raise ConfigError if the folder of a trained model, or the base, cannot be loaded.
-
-    `before` also loads the base of a model trained as a whole.
-    """
-    adapters = job.peft != "none"
-    if adapters:
-        check_adapters(folder)
-    else:
-        check_weights(folder)
-    check_is_there(folder)
-    if adapters or before:
-        check_model_files(job)
-        check_made(job)
 
 
 def model_notes(job: FineTuneOptions) -> Iterator[str]:

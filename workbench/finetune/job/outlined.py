@@ -48,7 +48,7 @@ def check_special_ids(path: Path, rows: int | None) -> None:
                 )
 
 
-def check_outline(folder: Path, job: FineTuneOptions) -> None:
+def check_outline(job: FineTuneOptions, folder: Path) -> None:
     """Raise ConfigError if transformers cannot make a folder's model, or prepare an answer."""
     request = {
         "folder": str(folder),

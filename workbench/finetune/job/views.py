@@ -11,6 +11,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, number, part, text, whole
 from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
+from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.changes import What, marked
@@ -116,7 +117,6 @@ class FineTuneViews(JobViews["FineTune"]):
         job = self.job
         name = str(options.get("technique", job.technique))
         technique = technique_of(name)
-        technique.refuse_ranks(pods if technique.alone else pods * slots)
         changed = dict(options)
         if "global_batch_size" in changed:
             rows = changed.pop("global_batch_size")
@@ -129,8 +129,10 @@ class FineTuneViews(JobViews["FineTune"]):
             )
             changed["per_device_train_batch_size"] = _micro_batch(rows, one_row.global_batch(ranks))
         if name != job.technique:
-            changed = {**_only_of_own_technique(), **changed}
-        return job.replace(**changed)
+            changed = {**only_of_own_technique(), **changed}
+        made = job.replace(**changed)
+        check(made, Facts(ranks=pods if technique.alone else pods * slots))
+        return made
 
     def local_files(self) -> Iterator[tuple[str, Path]]:
         """Yield every file and a name for a fingerprint; of a folder, all files below the folder.
@@ -144,8 +146,8 @@ class FineTuneViews(JobViews["FineTune"]):
             for path in (place, *sorted(place.rglob("*"))):
                 yield path.relative_to(place.parent).as_posix(), path
 
-    def check_early(self, *, gpus: int) -> None:
-        verbs().check_early(self.job, gpus=gpus)
+    def check_early(self, *, gpus: int, ranks: int) -> None:
+        verbs().check_early(self.job, gpus=gpus, ranks=ranks)
 
     def forecast(self, *, pods: int, gpus: int, ranks: int = 0) -> Forecast:
         forecast: Forecast = verbs().forecast(self.job, pods=pods, gpus=gpus, ranks=ranks)
@@ -238,7 +240,7 @@ def _size(start: Json) -> str:
     return f" ({scaled(float(parameters))} parameters{part})"
 
 
-def _only_of_own_technique() -> dict[str, object]:
+def only_of_own_technique() -> dict[str, object]:
     """Return the values that clear what only the job's own technique knows."""
     cleared: dict[str, object] = {
         "deepspeed": None,

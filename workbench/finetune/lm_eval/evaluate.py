@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.base import entries
@@ -13,7 +14,10 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import load_json
 from workbench.client.cluster import Cluster
 from workbench.finetune.answers.server import check_model
-from workbench.finetune.job.limits import check_trained
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import check_sent
+from workbench.finetune.job.refusals import check, known
+from workbench.finetune.job.weights import check_adapters
 from workbench.finetune.lm_eval.job import REPORT, Evaluation, checked_folder, trained_job
 from workbench.finetune.lm_eval.names import refusal
 from workbench.finetune.lm_eval.scores import Scores, as_evaluation, scores_from
@@ -81,6 +85,20 @@ def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> 
     if find_spec("lm_eval") is not None:
         _check_names(job.tasks, include)
     return job
+
+
+def check_trained(folder: Path, job: FineTune, *, before: bool) -> None:
+    """Raise ConfigError if the folder of a trained model, or the base, cannot be loaded.
+
+    `before` also loads the base of a model trained as a whole.
+    """
+    adapters = job.peft != "none"
+    if adapters:
+        check_adapters(folder)
+    else:
+        check_sent(job, folder)
+    if adapters or before:
+        check(job, known(job, sends=True, outlines=True))
 
 
 def _check_names(tasks: Sequence[str], include: str | None) -> None:

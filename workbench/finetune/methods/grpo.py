@@ -68,12 +68,6 @@ class GRPO(Method):
     def rows_of_step(self, job: FineTuneOptions, ranks: int) -> int:
         return job.global_batch(ranks) // int(self.options_of(job).num_generations)
 
-    def batch_fits(
-        self, job: FineTuneOptions, accumulation: int, micro_batch: int, ranks: int
-    ) -> bool:
-        answers = accumulation * micro_batch * ranks
-        return answers % int(self.options_of(job).num_generations) == 0
-
     def setting(self, plain: Setting, job: FineTuneOptions, model: Mapping[str, object]) -> Setting:
         own = super().setting(plain, job, model)
         model = language_of(model)

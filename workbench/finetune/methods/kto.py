@@ -44,12 +44,6 @@ class KTO(Method):
     def needs_reference(self, job: FineTuneOptions) -> bool:
         return second_model(job)
 
-    def batch_fits(
-        self, job: FineTuneOptions, accumulation: int, micro_batch: int, ranks: int
-    ) -> bool:
-        del accumulation, ranks
-        return micro_batch > 1 or self.options_of(job).loss_type != "kto"
-
     def refuse(self, job: FineTuneOptions) -> None:
         super().refuse(job)
         estimates = self.options_of(job).loss_type == "kto"

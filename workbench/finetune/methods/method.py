@@ -18,7 +18,7 @@ from workbench.base.json_values import whole
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.evaluation import check_best_metric
-from workbench.finetune.options.model.models import family_by_name, language_of
+from workbench.finetune.options.model.models import language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import FP32, HALF, Setting
@@ -172,26 +172,10 @@ class Method(ABC):
                 f"lora target_modules names lm_head, and method '{self.name}' computes scores from "
                 "the weight of lm_head without its adapter; leave lm_head out"
             )
-        if family_by_name(job.model) == "encoder-decoder":
-            raise ConfigError(self.refusal_of_family(job.model))
-
-    def refusal_of_family(self, model: str) -> str:
-        """Return the message for an encoder-decoder model."""
-        return (
-            f"method '{self.name}' trains causal models, and {model!r} is an encoder-decoder "
-            "model; use a causal model such as 'tiny-llama', or method='sft'"
-        )
 
     def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
         """Refuse a number of ranks with which the batches of the method do not come out even."""
         del job, ranks
-
-    def batch_fits(
-        self, job: FineTuneOptions, accumulation: int, micro_batch: int, ranks: int
-    ) -> bool:
-        """Return whether a run may continue with such batches on another number of ranks."""
-        del job, accumulation, micro_batch, ranks
-        return True
 
     def _refuse_answer_loss(self, job: FineTuneOptions) -> None:
         fields = type(job).model_fields

@@ -26,9 +26,9 @@ from workbench.finetune.model.load import Loaded, trained_dtype
 from workbench.finetune.model.targets import adapted_weights, left_out, stacked_weights
 from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
-from workbench.finetune.options.groups.adapters import unpacked
 from workbench.finetune.options.model.folders import ADAPTERS
 from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
+from workbench.finetune.options.refusals.adapters import unpacked
 from workbench.finetune.techniques.on_pods.tensor import whole_numel
 
 WEIGHTS = "adapter_model.safetensors"

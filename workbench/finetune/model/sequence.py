@@ -18,7 +18,6 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from workbench.agent.rank import collectives as ranks
-from workbench.finetune.options.groups.sequence import check_model
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.recipe.standalone import without_shm_op
 
@@ -33,9 +32,8 @@ class SequenceParallel:
     """
 
     def __init__(self, model: Any, size: int) -> None:
-        """Replace the attention of a loaded model. Raise ConfigError for an unsupported model."""
+        """Replace the attention of a loaded model, which passed the checks of a job."""
         config = model.config.get_text_config()
-        check_model(config.to_dict(), size)
         self.size = size
         self.place = ranks.rank() % size
         """Place of the rank in its group."""

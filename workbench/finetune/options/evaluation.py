@@ -56,14 +56,8 @@ def greater_is_better(job: FineTuneOptions) -> bool:
     return not less_is_better(best_metric(job))
 
 
-def check_evaluation(job: FineTuneOptions) -> None:
-    """Raise ConfigError if evaluation options contradict each other or an option is missing."""
-    _check_when(job)
-    _check_what(job)
-    _check_best(job)
-
-
-def _check_when(job: FineTuneOptions) -> None:
+def check_times(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options that need evaluations at other times."""
     match job.eval_strategy:
         case "steps" if job.eval_steps is None:
             raise ConfigError(
@@ -91,7 +85,8 @@ def _judges(job: FineTuneOptions) -> bool:
     return any(metric in _OF_ANSWERS or metric not in METRICS for metric in job.metrics)
 
 
-def _check_what(job: FineTuneOptions) -> None:
+def check_judged(job: FineTuneOptions) -> None:
+    """Raise ConfigError for metrics without answers, and for answers without metrics."""
     judges = _judges(job)
     if judges and not answered_rows(job):
         raise ConfigError(
@@ -105,7 +100,8 @@ def _check_what(job: FineTuneOptions) -> None:
         )
 
 
-def _check_best(job: FineTuneOptions) -> None:
+def check_best(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options of the best model or of checkpoints without effect."""
     compared = compares_models(job)
     for name in ("metric_for_best_model", "greater_is_better"):
         if getattr(job, name) is not None and not compared:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.changes import What
 from workbench.finetune.options.renamed_options import ELSEWHERE, OTHERWISE
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
 
 ALLOWED: Mapping[str, What | None] = {
     "activation_checkpointing_kwargs": None,
@@ -27,18 +31,10 @@ ALLOWED: Mapping[str, What | None] = {
 """TrainingArguments passed on unchanged, with the fact of a run that the argument changes."""
 
 
-def check_training(given: Mapping[str, object], fields: Collection[str]) -> None:
-    """Raise ConfigError for unknown TrainingArguments, and for arguments reserved to the trainer.
-
-    `fields` are the options of the job.
-
-    Example:
-        >>> check_training({"bf16": True}, ())  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        workbench.base.errors.ConfigError: training 'bf16' is not ...: use precision='bf16'
-    """
-    for name in given:
-        if name in fields:
+def check_training(job: FineTuneOptions) -> None:
+    """Raise ConfigError for TrainingArguments that are unknown, or reserved to the trainer."""
+    for name in job.training:
+        if name in type(job).model_fields:
             raise ConfigError(
                 f"training {name!r} is an option of the job itself: give {name}=… beside `training`"
             )

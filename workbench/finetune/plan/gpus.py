@@ -177,7 +177,7 @@ def _least(
     able.sort(key=lambda technique: not technique.alone)
     for technique in (t.name for t in able if not allowed or t.name in allowed):
         try:
-            planned = as_planned(job, technique)
+            planned = choose(as_planned(job, technique), gpus=gpus, world_size=gpus * pods)
             setting = setting_of(
                 planned,
                 pods=pods,

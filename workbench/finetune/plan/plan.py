@@ -10,9 +10,9 @@ from workbench.base.errors import ConfigError, check_type, suggests
 from workbench.base.record import Allowed, Count, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration, check_made
+from workbench.finetune.job.refusals import check, known
+from workbench.finetune.job.views import only_of_own_technique
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.options.groups.adapters import check_experts
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import request_of, setting_of
@@ -103,10 +103,8 @@ def plan(
         ranks = ranks or nodes.pod.ranks
     tokens = tokens_of(lengths)
     with job.option_named():
-        job = choose(job, gpus=gpus)
-        check_configuration(job)
-        check_made(job)
-        check_experts(job, model_config(job.model, job.model_revision))
+        job = choose(job, gpus=gpus, world_size=pods * (gpus or ranks or 1))
+        check(job, known(job, outlines=True))
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus, ranks=ranks)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=tokens)
@@ -176,7 +174,7 @@ def _decided(
     job: FineTune, *, pods: int, gpus: int, ranks: int = 0
 ) -> tuple[FineTune, Setting, Request]:
     """Return the job with its open options chosen, its setting and its tracing request."""
-    job = choose(job, gpus=gpus)
+    job = choose(job, gpus=gpus, world_size=pods * (gpus or ranks or 1))
     config = model_config(job.model, job.model_revision)
     setting = setting_of(job, pods=pods, gpus=gpus, ranks=ranks, model=config)
     return job, setting, request_of(job, config, [setting.arithmetic], gpus=gpus, lengths=None)
@@ -202,16 +200,10 @@ def predict(
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
     """Return the job under a technique, without options specific to the job's own technique."""
-    own = technique == job.technique
-    return job.replace(
-        technique=technique,
-        deepspeed=job.deepspeed if own else None,
-        fsdp=job.fsdp if own else {},
-        local_sgd=job.local_sgd if own else {},
-        device_map=job.device_map if own else None,
-        max_memory=job.max_memory if own else {},
-        launcher=Launcher.SSH.value if technique_of(technique).alone else job.launcher,
-    )
+    if technique == job.technique:
+        return job
+    launcher = Launcher.SSH.value if technique_of(technique).alone else job.launcher
+    return job.replace(**only_of_own_technique(), technique=technique, launcher=launcher)
 
 
 def traced(

@@ -20,7 +20,7 @@ from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_configuration, check_made
+from workbench.finetune.job.refusals import Facts, check, known
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.text.templates import unread
 
@@ -95,7 +95,8 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     if not isinstance(job, FineTune):
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
     job = on_base(job)
-    check_configuration(job)
+    facts = known(job)
+    check(job, facts)
     reader = method_of(job.method).rows
     dataset = dataset_from(job.dataset)
     with (
@@ -121,7 +122,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
             )
         train = set(line_digests(folder / "train.jsonl"))
         overlap = overlap_of_files(folder / "train.jsonl", folder / "eval.jsonl")
-        check_made(job)
+        check(job, Facts(outline=facts.folder))
         answer = _ask(job, folder, written.train, rows)
     batches = answer["batches"]
     return RowPreview(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import Facts, check, deepspeed_json
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import OWN_OPTIMIZERS
-from workbench.finetune.options.groups.sequence import check_ranks
-from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Setting
 
@@ -49,10 +47,11 @@ def setting_of(
     technique = technique_of(job.technique)
     on_pod = 1 if technique.alone else gpus or ranks or 1
     every_rank = technique.ranks_of(pods, on_pod)
-    technique.refuse_ranks(every_rank)
-    check_ranks(job, every_rank)
-    check_pod(job, 1 if technique.alone else max(1, gpus))
-    config = load(job)[0] if technique.uses_deepspeed else {}
+    given = deepspeed_json(job)
+    config = given[0] if given else {}
+    on_each = max(1, gpus)
+    facts = Facts(config=model, gpus=gpus, on_pod=on_each, ranks=every_rank, deepspeed=given)
+    check(job, facts)
     half = job.number_format in ("bf16", "fp16")
     model = model or {}
     file_format = model.get("dtype") or model.get("torch_dtype")

@@ -99,6 +99,4 @@ def _row_files(shipped: Json) -> list[str]:
 def _shipped(job: FineTune) -> Mapping[str, object]:
     """Return the technique's configuration, because `dsconfig/` is not part of the package."""
     config, _ = load(job)
-    if job.optimizer != "adamw":
-        config.pop("optimizer", None)
     return config

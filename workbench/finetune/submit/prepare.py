@@ -11,22 +11,14 @@ from workbench.base.files import gate, is_folder, user_path
 from workbench.finetune.data.overlap import overlap_of_files
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.files import RowFiles
+from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.unsupported_keys import own_keys
-from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.deepspeed_config import completed
 from workbench.finetune.job.finetune import FineTune, moved_metric
-from workbench.finetune.job.limits import (
-    check_made,
-    check_model_files,
-    lacking_memory,
-    model_notes,
-    template_of,
-)
-from workbench.finetune.job.refusals import check_at_submit
-from workbench.finetune.methods.registry import method_of
+from workbench.finetune.job.limits import lacking_memory, model_notes, template_of
+from workbench.finetune.job.refusals import Facts, check, known
 from workbench.finetune.options.choices import ROW_ORDER
-from workbench.finetune.options.groups.tensor import check_pod
-from workbench.finetune.options.model.models import check_model, model_family
 from workbench.finetune.options.text.templates import unread
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
@@ -44,19 +36,16 @@ from workbench.rundir.stores.rights import check_rights
 _LEFT_OPEN = ("learning_rate", "precision", "communication")
 
 
-def check_early(job: FineTune, *, gpus: int) -> None:
+def check_early(job: FineTune, *, gpus: int, ranks: int | None = None) -> None:
     """Raise ConfigError for what is quick to find: options, model and dataset. Reads no rows.
 
     Rows and rights in an object store are checked once for all jobs of this process.
     """
-    check_at_submit(job, gpus=gpus)
-    check_pod(job, max(1, gpus))
     dataset = dataset_from(job.dataset)
     if isinstance(dataset, RowFiles):
         _look(type(dataset), dataset.model_dump_json())
-    check_model(job.model, job.model_revision)
-    check_model_files(job)
-    check_made(job)
+    job = choose(job, gpus=gpus, world_size=ranks)
+    check(job, known(job, gpus=gpus, ranks=ranks, sends=True, outlines=True))
     if job.checkpoint_store:
         _check_rights(job.checkpoint_store)
 
@@ -79,21 +68,18 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     if job.checkpoint_store:
         check_rights(job.checkpoint_store, "checkpoints")
     before = before_of(job, paths)
-    check_model(job.model, job.model_revision)
-    check_model_files(job)
+    facts = known(job, gpus=run.gpus, ranks=run.ranks, sends=True)
+    check(job, facts)
     # The memory of GPUs is unknown before the pods are asked.
     if not run.gpus and run.memory_gib is not None:
         why = lacking_memory(job, ranks=run.ranks, memory_gib=run.memory_gib)
         if why:
             warnings.warn(why, RuntimeWarning, stacklevel=2)
-    method = method_of(job.method)
-    method.refuse_ranks(job, run.ranks)
-    check_pod(job, max(1, run.gpus))
-    deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
+    deepspeed = completed(job, gpus=run.gpus)
     data = earlier_rows.checked(job, paths.inputs)
     try_rewards(asked.rewards, data.train)
     # Takes seconds, and rows are wrong more often.
-    check_made(job)
+    check(job, Facts(outline=facts.folder))
     chosen = []
     for name in _LEFT_OPEN:
         was_open = getattr(run.asked, name, "") is None
@@ -109,7 +95,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "empty_answers": data.empty_answers,
         "overlap": overlap_of_files(data.train, data.eval) if data.train and data.eval else None,
         "unasked": data.unasked,
-        "family": model_family(job.model),
+        "family": facts.family,
         "chosen": chosen,
         "deepspeed": deepspeed,
         "json_keys": list(own_keys(own_json)),

@@ -12,8 +12,9 @@ from workbench.base.files import gate, read_json, write_json
 from workbench.base.json_values import Json, items, part, text, whole
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
-from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.deepspeed_config import completed
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import Facts, check, deepspeed_json
 from workbench.finetune.options.metrics import metric_function, metric_text
 from workbench.finetune.options.model.models import has_chat_template
 from workbench.finetune.techniques.registry import technique_of
@@ -230,7 +231,10 @@ def write_resumption(
         resume = CHECKPOINT.dump_python(checkpoint, mode="json")
         made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
         job = job.replace(resume=str(paths.root)) if own else job
-    deepspeed = resolve(job, gpus=gpus, world_size=ranks)
+    # The model's files passed at submit.
+    given = deepspeed_json(job)
+    check(job, Facts(gpus=gpus, on_pod=max(1, gpus), ranks=ranks, deepspeed=given))
+    deepspeed = completed(job, gpus=gpus)
     write_json(
         paths.job,
         {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed, "ranks": ranks},

@@ -95,14 +95,21 @@ class FSDP(Plain):
             )
         super().refuse(job)
 
-    def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
+    def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int, on_pod: int) -> None:
         options = Options.from_dict(job.fsdp)
-        if gpus < 2 and options.shard == "hybrid" and options.group is None:
+        if on_pod < 2 and options.shard == "hybrid" and options.group is None:
             raise ConfigError(
                 "fsdp shard 'hybrid' shards within each pod, and a pod without "
                 "several GPUs has one slot; use 'full' or 'grads', or give a group"
             )
-        super().refuse_on_pods(job, gpus=gpus)
+        super().refuse_on_pods(job, gpus=gpus, on_pod=on_pod)
+
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
+        group = Options.from_dict(job.fsdp).group
+        if group is not None and (group < 2 or ranks % group):
+            raise ConfigError(
+                f"fsdp group is {group}, and {ranks} ranks cannot be put into groups of as many"
+            )
 
     def shards(self, job: FineTuneOptions, *, ranks: int, on_pod: int) -> int:
         """Return the ranks that share a weight.

@@ -60,7 +60,8 @@ class LocalSGD(Plain):
     same_losses = False
     recipe = False
 
-    def refuse_ranks(self, ranks: int) -> None:
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
+        del job
         if ranks < 2:
             raise ConfigError(
                 "technique 'local-sgd' averages the weights of several "

@@ -27,7 +27,8 @@ class Single(Plain):
             )
         super().refuse(job)
 
-    def refuse_ranks(self, ranks: int) -> None:
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
+        del job
         if ranks > 1:
             raise ConfigError(
                 f"technique 'single' is one rank on one pod, and {ranks} are asked for; use 'ddp'"

@@ -146,15 +146,33 @@ class Technique(ABC):
                 f"technique '{self.name}' takes a process for each; use 'single', or 'fsdp' "
                 "without device_map, which spreads weights over the GPUs of all pods"
             )
+        alone = self.alone or self.apart
+        if job.sequence_parallel > 1 and alone:
+            raise ConfigError(
+                f"sequence_parallel shares a row among ranks, and ranks of technique '{self.name}' "
+                "train alone; use 'ddp', 'zero1', 'zero2', 'zero3' or 'fsdp'"
+            )
+        if job.tensor_parallel > 1 and alone:
+            raise ConfigError(
+                "tensor_parallel shares the weights of layers among ranks, and ranks of technique "
+                f"'{self.name}' train alone; use 'ddp', 'zero1' or 'zero2'"
+            )
+        if job.tensor_parallel > 1 and "trained" in self.spreads:
+            raise ConfigError(
+                "tensor_parallel shares the weights of layers among ranks, and technique "
+                f"'{self.name}' shards the weights already; drop tensor_parallel, or use 'ddp', "
+                "'zero1' or 'zero2'"
+            )
 
-    def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
-        """Refuse a job that cannot run on pods with `gpus` GPUs under the technique."""
+    def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int, on_pod: int) -> None:
+        """Refuse a job that cannot run on pods with `gpus` GPUs and `on_pod` ranks each."""
+        del on_pod
         if job.precision == "fp16" and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 
-    def refuse_ranks(self, ranks: int) -> None:
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
         """Refuse a number of ranks that the technique does not support."""
-        del ranks
+        del job, ranks
 
     def refuse_config(self, config: Mapping[str, object], source: str) -> None:
         """Refuse a DeepSpeed JSON that contradicts the technique.

@@ -26,7 +26,7 @@ from workbench.finetune.data.training.rows import Row, Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
 from workbench.finetune.data.training.tokens import TokenRows, packed
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_loaded
+from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
@@ -109,7 +109,8 @@ def _run(work: Assignment) -> None:
     rows = load_rows(work)
     phase("loading model")
     loaded = _base(work.job, rows, work.gpus)
-    check_loaded(work.job, loaded.model.config.to_dict(), special_ids(loaded.tokenizer))
+    config = loaded.model.config.to_dict()
+    check(work.job, Facts(config=config, special=special_ids(loaded.tokenizer)))
     tensor: TensorParallel | None = None
     if work.job.tensor_parallel > 1:
         # Before the weights are moved: the whole model may be larger than a GPU.

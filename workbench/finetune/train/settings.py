@@ -23,10 +23,9 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import whole
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.groups.sequence import check_ranks
-from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.options.trackers import TRACKERS
 from workbench.finetune.recipe.standalone import CHECKPOINTING, prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
@@ -179,14 +178,8 @@ def prepare_process(work: Assignment) -> None:
     )
     if work.gpus and not torch.cuda.is_available():
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
-    if work.job.precision == "tf32" and not work.gpus:
-        raise ConfigError(
-            "precision 'tf32' needs NVIDIA GPUs of the "
-            "Ampere generation or later; use 'fp32' on CPUs"
-        )
-    work.technique.refuse_ranks(work.world_size)
-    check_ranks(work.job, work.world_size)
-    check_pod(work.job, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    check(work.job, Facts(gpus=work.gpus, on_pod=on_pod, ranks=work.world_size))
     deepspeed = work.technique.uses_deepspeed
     if deepspeed:
         clear_stale_locks()

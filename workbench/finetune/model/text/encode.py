@@ -15,14 +15,16 @@ from workbench.base.package import file_digest
 from workbench.finetune.data.forms.messages import Message, answer_of, asked
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
+from workbench.finetune.job.checked_rows import unlearned_turns
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import embeddings_of
 from workbench.finetune.job.positions import positions_of
-from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
+from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.job.tokenizer_files import RESIZE
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned, has_template
-from workbench.finetune.model.text.languages import Sources, set_languages
+from workbench.finetune.model.text.languages import Sources, described, set_languages
+from workbench.finetune.options.refusals.prompt import no_template
 from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
     TARGET_TOKENS,
@@ -54,7 +56,12 @@ class Encoder:
         self, loaded: Loaded, job: FineTune, *, lengths: TextLengths | None = None
     ) -> None:
         """Set the model's end tokens and languages; `lengths` are of the rows, if known."""
-        check_family(job, loaded.family)
+        facts = Facts(
+            family=loaded.family,
+            tokenizer=described(loaded.tokenizer),
+            has_template=has_template(loaded.tokenizer),
+        )
+        check(job, facts)
         self.job = job
         self.tokenizer = loaded.tokenizer
         self.causal = loaded.family == "causal"
@@ -534,14 +541,7 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
         tokenizer.chat_template = job.chat_template
     if job.prompt not in (None, "chat"):
         return None
-    if not has_template(tokenizer):
-        if job.prompt == "chat" or job.system is not None:
-            raise ConfigError(
-                f"{'system' if job.prompt is None else 'prompt'} "
-                f"is given, and {no_template(job.model)}"
-            )
-        return None
-    return Chat(tokenizer)
+    return Chat(tokenizer) if has_template(tokenizer) else None
 
 
 def end_tokens(settings: Any) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.groups.languages import MARIAN, MULTILINGUAL, check_given
+from workbench.finetune.options.refusals.languages import MARIAN, MULTILINGUAL, Tokenizer
 
 _WRAPS = ("mbart", "plbart")
 """Models whose decoder begins with the last token of the target, which names the language."""
@@ -36,6 +36,11 @@ class Sources:
         return f"{self.chosen} {source}"
 
 
+def described(tokenizer: Any) -> Tokenizer:
+    """Return what a loaded tokenizer says about its languages."""
+    return Tokenizer(kind=class_name(tokenizer), options=tokenizer.init_kwargs)
+
+
 def class_name(tokenizer: Any) -> str:
     """Return the name of a tokenizer's class, without `Fast`."""
     return type(tokenizer).__name__.removesuffix("Fast")
@@ -48,7 +53,6 @@ def set_languages(model: Any, tokenizer: Any, job: FineTune) -> Sources:
     """
     named = class_name(tokenizer)
     _refuse_unable(tokenizer, named, job)
-    check_given(job, named, tokenizer.init_kwargs)
     if named == MARIAN:
         return _marian_sources(tokenizer, job)
     if named not in MULTILINGUAL:

@@ -115,17 +115,6 @@ def model_kind(model: str) -> ModelKind:
     )
 
 
-def check_model(model: str, revision: str | None) -> None:
-    """Raise ConfigError for an unknown model, and for a revision of a model outside the hub."""
-    kind = model_kind(model)
-    if revision is not None and kind != "hub":
-        where = "built in" if kind == "builtin" else "a folder"
-        raise ConfigError(
-            f"model_revision is {shortened(revision)}, and model {shortened(model)} is {where}; "
-            "only a model of the hub has revisions. Drop model_revision"
-        )
-
-
 def has_chat_template(model: str) -> bool | None:
     """Return whether the model has a chat template; None if only the hub knows.
 

@@ -162,10 +162,6 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
     group = options.group
     if group is not None:
-        if group < 2 or world % group:
-            raise ConfigError(
-                f"fsdp group is {group}, and {world} ranks cannot be put into groups of as many"
-            )
         sizes = (world // group, group)
         return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard"))
     on_pod = _on_pod()
@@ -173,11 +169,10 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
     if world > 1:
         dist.all_reduce(total)
     uneven = int(total.item()) != on_pod * world
-    if on_pod == 1 or uneven:
-        what = "unequal numbers of slots" if uneven else "one slot each"
+    if uneven:
         raise ConfigError(
-            "fsdp shard 'hybrid' shards within each pod, and these "
-            f"pods have {what}; use 'full' or 'grads', or give a group"
+            "fsdp shard 'hybrid' shards within each pod, and these pods have unequal numbers of "
+            "slots; use 'full' or 'grads', or give a group"
         )
     # The launchers number the ranks pod by pod.
     sizes = (world // on_pod, on_pod)

@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.options.groups.tensor import check_model
 
 _COLUMNS = "colwise"
 _ROWS = "rowwise"
@@ -118,7 +117,6 @@ class TensorParallel:
 
     def __init__(self, model: Any, size: int, *, gpus: int) -> None:
         """Cut a loaded model without adapters. Raise ConfigError for an unsupported model."""
-        check_model(model.config.get_text_config().to_dict(), size)
         styles = styles_of(model)
         self.size = size
         mesh = init_device_mesh(

@@ -1,43 +1,26 @@
-"""Checks of `tensor_parallel`: which models, options and pods can share the weights of layers."""
+"""Refusals of `tensor_parallel`: models, options and pods that cannot share weights of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import whole
-from workbench.finetune.options.groups.shared import (
-    check_causal,
+from workbench.base.json_values import Json, whole
+from workbench.finetune.options.model.models import language_of
+from workbench.finetune.options.refusals.shared import (
     check_heads,
     check_others,
     has_experts,
-    known_config,
 )
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_FITTING = "use 'ddp', 'zero1' or 'zero2'"
 
-
-def check_tensor(job: FineTuneOptions, *, alone: bool, shards: bool) -> None:
-    """Raise ConfigError for options that exclude `tensor_parallel`.
-
-    `alone` is for techniques whose ranks train alone, `shards` for techniques that shard weights.
-    """
+def check_tensor(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options that exclude `tensor_parallel`."""
     if job.tensor_parallel == 1:
         return
-    if alone:
-        raise ConfigError(
-            "tensor_parallel shares the weights of layers among ranks, and ranks of technique "
-            f"'{job.technique}' train alone; {_FITTING}"
-        )
-    if shards:
-        raise ConfigError(
-            f"tensor_parallel shares the weights of layers among ranks, and technique "
-            f"'{job.technique}' shards the weights already; drop tensor_parallel, or {_FITTING}"
-        )
     if job.precision == "fp16":
         raise ConfigError("tensor_parallel works without precision 'fp16'; use 'bf16'")
     if job.peft == "qlora":
@@ -51,17 +34,6 @@ def check_tensor(job: FineTuneOptions, *, alone: bool, shards: bool) -> None:
         "lora bias": job.lora.get("bias") not in (None, "none"),
     }
     check_others("tensor_parallel", others)
-    check_causal("tensor_parallel", job)
-
-
-def check_tensor_at_submit(job: FineTuneOptions) -> None:
-    """Raise ConfigError if the model's folder shows that ranks cannot share its weights."""
-    if job.tensor_parallel == 1:
-        return
-    config = known_config(job)
-    if not config:
-        return
-    check_model(config, job.tensor_parallel)
 
 
 def check_pod(job: FineTuneOptions, on_pod: int) -> None:
@@ -81,8 +53,12 @@ def check_pod(job: FineTuneOptions, on_pod: int) -> None:
         )
 
 
-def check_model(config: Mapping[str, object], size: int) -> None:
-    """Raise ConfigError if `size` ranks cannot share the weights of a model by configuration."""
+def check_tensor_model(job: FineTuneOptions, config: Json) -> None:
+    """Raise ConfigError if ranks cannot share the weights of a model with a configuration."""
+    size = job.tensor_parallel
+    if size == 1:
+        return
+    config = language_of(config)
     check_heads("tensor_parallel", config, size, may_lack=True)
     inner = whole(config.get("intermediate_size")) or 0
     if inner % size:

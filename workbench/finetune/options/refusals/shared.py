@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part, whole
-from workbench.finetune.options.model.models import TINY_LLAMA, config_of, model_family
+from workbench.finetune.options.model.models import Family
 
 # Numbers of experts in the configurations of transformers.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -23,13 +23,14 @@ def check_others(option: str, others: Mapping[str, bool]) -> None:
             raise ConfigError(f"{option} works without {name}; drop {name}")
 
 
-def check_causal(option: str, job: FineTuneOptions) -> None:
-    """Raise ConfigError for an encoder-decoder model."""
-    if model_family(job.model) == "encoder-decoder":
-        raise ConfigError(
-            f"{option} is for causal models, and {job.model!r} is an encoder-decoder "
-            f"model; drop {option}"
-        )
+def check_causal(job: FineTuneOptions, family: Family) -> None:
+    """Raise ConfigError for an encoder-decoder model whose rows or weights ranks would share."""
+    for option in ("sequence_parallel", "tensor_parallel"):
+        if getattr(job, option) > 1 and family == "encoder-decoder":
+            raise ConfigError(
+                f"{option} is for causal models, and {job.model!r} is an encoder-decoder "
+                f"model; drop {option}"
+            )
 
 
 def check_heads(
@@ -44,11 +45,6 @@ def check_heads(
                 f"{option} is {size}, and the model has {count} {name}; use a number that "
                 f"divides {kv_heads or count}"
             )
-
-
-def known_config(job: FineTuneOptions) -> Mapping[str, object]:
-    """Return the configuration in the model's folder; empty if unknown here, or built in."""
-    return {} if job.model == TINY_LLAMA else config_of(job.model)
 
 
 def has_experts(config: Mapping[str, object]) -> bool:

@@ -1,35 +1,26 @@
-"""Checks of `sequence_parallel`: which models, options and numbers of ranks can share rows."""
+"""Refusals of `sequence_parallel`: models, options and numbers of ranks that cannot share rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import items
-from workbench.finetune.options.groups.shared import (
-    check_causal,
+from workbench.base.json_values import Json, items
+from workbench.finetune.options.model.models import language_of
+from workbench.finetune.options.refusals.shared import (
     check_heads,
     check_others,
     has_experts,
-    known_config,
 )
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_REST = "sequence_parallel shares a row among ranks"
 
-
-def check_sequence(job: FineTuneOptions, *, alone: bool, apart: bool) -> None:
+def check_sequence(job: FineTuneOptions) -> None:
     """Raise ConfigError for options that exclude `sequence_parallel`."""
     if job.sequence_parallel == 1:
         return
-    if alone or apart:
-        raise ConfigError(
-            f"{_REST}, and ranks of technique '{job.technique}' train alone; use 'ddp', 'zero1', "
-            "'zero2', 'zero3' or 'fsdp'"
-        )
     others = {
         "packing": job.packing,
         "torch_compile": job.torch_compile,
@@ -41,16 +32,6 @@ def check_sequence(job: FineTuneOptions, *, alone: bool, apart: bool) -> None:
             f"sequence_parallel needs attn_implementation 'sdpa' or 'flash_attention_2', not "
             f"{job.attn_implementation!r}"
         )
-    check_causal("sequence_parallel", job)
-
-
-def check_sequence_at_submit(job: FineTuneOptions) -> None:
-    """Raise ConfigError if the model's folder shows that ranks cannot share its rows."""
-    if job.sequence_parallel == 1:
-        return
-    config = known_config(job)
-    if config:
-        check_model(config, job.sequence_parallel)
 
 
 def check_ranks(job: FineTuneOptions, ranks: int) -> None:
@@ -64,8 +45,12 @@ def check_ranks(job: FineTuneOptions, ranks: int) -> None:
             )
 
 
-def check_model(config: Mapping[str, object], size: int) -> None:
-    """Raise ConfigError if `size` ranks cannot share rows of a model with a configuration."""
+def check_sequence_model(job: FineTuneOptions, config: Json) -> None:
+    """Raise ConfigError if ranks cannot share rows of a model with a configuration."""
+    size = job.sequence_parallel
+    if size == 1:
+        return
+    config = language_of(config)
     check_heads("sequence_parallel", config, size)
     kinds = {str(kind) for kind in items(config.get("layer_types"))} - {"full_attention"}
     has_window = config.get("sliding_window") and config.get("use_sliding_window", True)

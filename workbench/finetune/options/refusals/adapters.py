@@ -1,17 +1,16 @@
-"""Checks of adapters against the configuration of their model."""
+"""Refusals of `peft` and `lora`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import user_path
-from workbench.base.json_values import part
+from workbench.base.json_values import Json, part
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
-from workbench.finetune.options.groups.shared import has_experts, known_config
 from workbench.finetune.options.model.models import config_of
+from workbench.finetune.options.refusals.shared import has_experts
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -24,18 +23,25 @@ _PACKED = ("nllb-moe", "switch_transformers")
 _LARGEST_HEADER = 100_000_000  # bytes, the limit of the format
 
 
-def check_adapters_at_submit(job: FineTuneOptions) -> None:
-    """Raise ConfigError if the model's folder shows that the adapters cannot be made."""
-    if job.peft == "none":
-        return
-    config = known_config(job)
-    check_experts(job, config)
-    ties = config.get("tie_word_embeddings") is True
-    if ties and not job.lora.get("resume_from") and _lacks_head(job.model):
-        _check_tied(job)
+def check_peft(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options of adapters that have no effect or cannot work."""
+    if job.lora and job.peft == "none":
+        raise ConfigError(
+            "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop lora"
+        )
+    names = job.lora.get("target_modules")
+    if isinstance(names, list | tuple) and not (names or job.lora.get("target_parameters")):
+        raise ConfigError(
+            "lora target_modules is empty, and target_parameters too: name modules, or leave "
+            "target_modules out for every linear layer"
+        )
+    if job.peft == "qlora" and job.precision == "fp16":
+        raise ConfigError(
+            "peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'"
+        )
 
 
-def check_experts(job: FineTuneOptions, config: Mapping[str, object]) -> None:
+def check_experts(job: FineTuneOptions, config: Json) -> None:
     """Raise ConfigError for a mixture of experts in 4 bits."""
     if job.peft == "qlora" and config.get("model_type") not in _PACKED and has_experts(config):
         raise ConfigError(unpacked(job.model))
@@ -50,7 +56,11 @@ def unpacked(model: str) -> str:
     )
 
 
-def _check_tied(job: FineTuneOptions) -> None:
+def check_tied(job: FineTuneOptions, config: Json, folder: Path) -> None:
+    """Raise ConfigError for adapters of a weight that embeddings and output layer share."""
+    is_tied = job.peft != "none" and config.get("tie_word_embeddings") is True
+    if not is_tied or job.lora.get("resume_from") or not _lacks_head(folder):
+        return
     options = Lora.from_dict(job.lora)
     named = {"modules_to_save": options.modules_to_save}
     if options.target_modules != ALL_LINEAR:
@@ -65,19 +75,19 @@ def _check_tied(job: FineTuneOptions) -> None:
                 )
 
 
-def _lacks_head(model: str) -> bool:
+def _lacks_head(folder: Path) -> bool:
     """Whether the model's files are known, and hold no output layer of its own."""
-    names = weight_names(model)
+    names = weight_names(folder)
     return bool(names) and not any(name.endswith(f"{_HEAD}.weight") for name in names)
 
 
-def weight_names(model: str) -> frozenset[str]:
+def weight_names(folder: Path) -> frozenset[str]:
     """Return the names of the weights in a folder of safetensors; empty if unknown."""
-    index = part(config_of(model, "model.safetensors.index"), "weight_map")
+    index = part(config_of(str(folder), "model.safetensors.index"), "weight_map")
     if index:
         return frozenset(index)
     try:
-        with (user_path(model) / "model.safetensors").open("rb") as file:
+        with (folder / "model.safetensors").open("rb") as file:
             # https://huggingface.co/docs/safetensors: the size of the header, then the header.
             size = int.from_bytes(file.read(8), "little")
             if size > _LARGEST_HEADER:

@@ -1,1 +1,0 @@
-"""Checks of options by which groups of neighbouring ranks share rows or weights."""
