@@ -185,7 +185,7 @@ class SimKeeper(Keeper):
     """A keeper whose pods are simulated."""
 
     def __init__(self, paths: ClusterPaths, sim: Simulation) -> None:
-        super().__init__(paths, ClusterSpec(count=2), Redactor(), 0)
+        super().__init__(paths, ClusterSpec(count=2), Redactor())
         self._phase = "ready"
         self.sim = sim
 

@@ -27,7 +27,6 @@ from workbench.rundir.status import (
     cluster_of,
     cluster_status,
     id_of,
-    is_keeper,
     is_keeper_alive,
     is_listed,
     is_own,
@@ -202,15 +201,10 @@ def test_a_keeper_is_known_by_its_command_line(
         ([b"python", b"-m", b"other", root], False),
     ):
         words[:] = line
-        assert is_keeper(os.getpid(), tmp_path) == is_its
         assert keeper_process(tmp_path) == (this if is_its else None)
-    words[:] = [b"python", b"-m", module]
-    assert not is_keeper(os.getpid(), tmp_path), "its folder is not there"
     words[:] = [b"python", b"-m", module, root]
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
-    assert not is_keeper(os.getpid(), tmp_path), "another user's"
-    assert keeper_process(tmp_path) is None
-    assert not is_keeper(2**22 + 1, tmp_path), "it ended"
+    assert keeper_process(tmp_path) is None, "another user's"
 
 
 def test_a_run_is_queued_runs_ends_or_is_lost(run: WrittenRun) -> None:

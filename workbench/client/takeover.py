@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,14 +21,13 @@ from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import number
 from workbench.base.messages.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
-from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
+from workbench.keeper.spawn import TAKEN, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import registered, unregister, why_not_registered
-from workbench.rundir.register.store import runs_in
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -37,7 +36,6 @@ from workbench.rundir.status import (
     cluster_of,
     cluster_status,
     id_of,
-    is_keeper,
     is_listed,
     own_runs,
     result_file,
@@ -220,79 +218,17 @@ def _broken_off(status: ClusterStatus) -> str:
 
 
 def _not_ours(cluster: Path, status: ClusterStatus) -> str:
-    paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
         return (
             f"its keeper ran on {status.host or 'another machine'}; "
             "only there can another take its place"
         )
-    why = why_not_registered(cluster)
-    if why:
-        return why
-    if status.lock != inode_at(paths.keeper_lock):
-        return (
-            f"{paths.keeper_lock} is not the lock of its "
-            "keeper: the directory is a copy, or was changed"
-        )
-    own = (paths.known_state, paths.store, paths.keeper_lock, paths.identity)
-    why = _foreign((cluster.resolve(), paths.config, *own))
-    if why:
-        return why
-    return _brought_along(cluster)
-
-
-def _brought_along(cluster: Path) -> str:
-    """Return a message if a file of the place's options lies in a cluster or run, else "".
-
-    The directory may come from another user, together with the file.
-    """
-    paths = ClusterPaths(cluster)
-    folders = [
-        _real(str(folder)) for folder in (cluster, *(run.path for run in runs_in(paths.store)))
-    ]
-    for option, value in _texts(registered(cluster).spec.get("backend"), "backend"):
-        for folder in filter(None, folders):
-            if os.sep in value and _real(value).startswith(f"{folder}{os.sep}"):
-                return (
-                    f"its {option} {value} lies in {folder}; move "
-                    "that file elsewhere and start another cluster"
-                )
-    return ""
-
-
-def _real(path: str) -> str:
-    """Return a path with links and `~` resolved, or "" for an invalid path."""
-    with suppress(ValueError):
-        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for no such user)
-    return ""
-
-
-def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yield all texts in a JSON value with the names of their innermost keys."""
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _texts(each, str(key))
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each, name)
+    return why_not_registered(cluster)
 
 
 def unfinished_runs(cluster: Path) -> bool:
     """Whether a dead keeper left runs without a result."""
     return any(not result_file(RunPaths(run.path)).exists() for run in own_runs(cluster))
-
-
-def not_its_keeper(cluster: Path, status: ClusterStatus) -> str:
-    """Return a message if a state file names a live process that is not the keeper, else ""."""
-    if status.pid is None or not status.alive or is_keeper(status.pid, cluster):
-        return ""
-    return (
-        f"process {status.pid}, which {ClusterPaths(cluster).state} "
-        f"names, is not the keeper of {cluster}: the directory is a "
-        "copy, or was changed. Start another cluster with another path"
-    )
 
 
 def not_to_be_tidied(cluster: Path) -> str:

@@ -16,6 +16,8 @@ from workbench.base.process import rank_log
 
 STORE = "store.db"
 """Name of a cluster's store in its private folder."""
+LOCK = "keeper.lock"
+"""Name of the keeper's lock in the private folder."""
 P = TypeVar("P", bound=PurePath)
 P_co = TypeVar("P_co", bound=PurePath, covariant=True)
 
@@ -78,7 +80,7 @@ class ClusterPaths:
     @property
     def keeper_lock(self) -> Path:
         """Lock file of the keeper, locked during the keeper's life."""
-        return cluster_folder(self.root) / "keeper.lock"
+        return cluster_folder(self.root) / LOCK
 
     @property
     def store(self) -> Path:

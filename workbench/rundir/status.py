@@ -22,7 +22,6 @@ from pydantic.dataclasses import dataclass
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable, check_type
 from workbench.base.files import (
-    is_folder,
     is_missing,
     is_there,
     load_json,
@@ -89,8 +88,6 @@ class ClusterStatus(TolerantRecord):
     boot: str = ""
     """Boot id of the keeper's machine. Empty: unknown on the system."""
     host: str = ""
-    lock: Whole | None = None
-    """Inode of the keeper's lock file."""
     last_phase: str = ""
     """Phase in the file, also after the keeper's death."""
     held: bool = False
@@ -195,22 +192,6 @@ def keeper_process(root: Path) -> Process | None:
             if proc.stat().st_uid == os.getuid() and words in (proc / "cmdline").read_bytes():
                 return process
     return None
-
-
-def is_keeper(pid: int, root: Path) -> bool:
-    """Whether a process is the user's keeper of a directory.
-
-    Return True if the system shows no command lines.
-    """
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        owner = Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return not is_folder(Path("/proc/self"))
-    module = os.fsencode(entries.KEEPER)
-    started_for = words[words.index(module) + 1] if module in words[:-1] else b""
-    same = os.path.realpath(os.fsdecode(started_for)) == os.path.realpath(root)
-    return bool(started_for) and same and owner == os.getuid()
 
 
 def is_keeper_alive(cluster: Path) -> bool:

@@ -20,11 +20,12 @@ from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
 from workbench.base.process import boot_id
-from workbench.rundir.paths import STORE, ClusterPaths
+from workbench.rundir.paths import LOCK, STORE, ClusterPaths
 from workbench.rundir.register.store import Registration, close_store, create_store, registration_in
 
 logger = logging.getLogger(__name__)
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger
+_FORGET_S = 30 * 86_400.0  # from the last write to a folder that no cluster needs any more
 _REMEDY = "The folder is only shown. Start a cluster with another path"
 
 
@@ -132,7 +133,11 @@ def is_tidied(cluster: Path) -> bool:
 
 
 def prune() -> None:
-    """Remove the private folders of clusters with missing directories. Never raises."""
+    """Remove the private folders that no cluster needs any more. Never raises.
+
+    The cluster was closed a month ago, or its directory is gone. A cluster that was never closed
+    keeps its folder as long as its directory exists.
+    """
     try:
         folders = list(clusters_folder().iterdir())
     except OSError:
@@ -141,27 +146,37 @@ def prune() -> None:
         with suppress(OSError, WorkbenchError):
             if _is_over(folder):
                 shutil.rmtree(folder)
-                logger.info("%s is removed: the directory of its cluster is gone", folder)
+                logger.info("%s is removed: no cluster needs the folder any more", folder)
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether the cluster of a private folder has no directory and no keeper any more."""
+    """Whether no cluster needs a private folder any more."""
     entry = registration_in(folder / STORE)
-    if entry is None:
-        return False
+    newest_s = max(each.lstat().st_mtime for each in (folder, *folder.iterdir()))
+    age_s = time.time() - newest_s
+    if entry is not None and _is_gone(entry, folder):
+        return age_s > _PRUNE_S and not is_locked(folder / LOCK)
+    # Without an entry, a start was broken off, or nothing tells of the cluster any more.
+    is_needed = entry is not None and not entry.is_closed and _may_be_there(entry, folder)
+    return age_s > _FORGET_S and not is_needed and not is_locked(folder / LOCK)
+
+
+def _may_be_there(entry: Registration, folder: Path) -> bool:
+    """Whether the directory of a cluster exists, or cannot be looked up."""
     path = Path(entry.path)
-    # An escaped byte is no part of the name: such a path cannot be looked up.
-    if cluster_folder(path) != folder or os.path.lexists(path):
+    # An escaped byte is no part of the name.
+    return cluster_folder(path) != folder or os.path.lexists(path)
+
+
+def _is_gone(entry: Registration, folder: Path) -> bool:
+    """Whether the directory of a cluster was removed, and its disk is not merely unmounted."""
+    if _may_be_there(entry, folder):
         return False
-    # The folder above is there, on the same disk: the disk is not merely unmounted.
     try:
-        above = path.parent.stat()
+        above = Path(entry.path).parent.stat()
     except OSError:
         return False
-    is_same_disk = entry.boot == boot_id() and above.st_dev == entry.device
-    newest_s = max(each.lstat().st_mtime for each in folder.iterdir())
-    is_young = time.time() - newest_s < _PRUNE_S
-    return is_same_disk and not is_young and not is_locked(ClusterPaths(path).keeper_lock)
+    return entry.boot == boot_id() and above.st_dev == entry.device
 
 
 def _is_place_of(entry: Registration, facts: os.stat_result) -> bool:
