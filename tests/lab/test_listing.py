@@ -240,13 +240,14 @@ def test_a_cluster_is_called_by_its_name_or_by_its_notebook_and_place(
     root = written.cluster.root.with_name("cluster-20261124-191654-1373")
     written.cluster.root.rename(root)
     paths = ClusterPaths(root)
-    paths.config.write_text(json.dumps({"backend": {"kind": "local"}}))
-    paths.holder.write_text(json.dumps({"time": "2026-11-24 19:16:54"}))
+    config: dict[str, object] = {"backend": {"kind": "local"}}
+    started = {"time": "2026-11-24 19:16:54"}
+    paths.config.write_text(json.dumps({**config, "started": started}))
     assert title() == "local pods · 2026-11-24 19:16"
-    paths.holder.write_text(json.dumps({"time": "2026-11-24 19:16:54", "notebook": "t5\n.ipynb"}))
+    started["notebook"] = "t5\n.ipynb"
+    paths.config.write_text(json.dumps({**config, "started": started}))
     assert title() == "t5 .ipynb · local pods · 2026-11-24 19:16"
-    paths.holder.write_text("[")
-    paths.config.write_text(json.dumps({"backend": {"kind": "yard"}}))
+    paths.config.write_text(json.dumps({"backend": {"kind": "yard"}, "started": []}))
     assert title() == "yard"
 
 

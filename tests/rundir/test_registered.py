@@ -67,7 +67,8 @@ def test_an_entry_has_the_place_and_the_specification(tmp_path: Path) -> None:
         facts.st_ino,
         facts.st_dev,
     )
-    assert entry.spec == STORED == read_json(paths.config)
+    assert entry.spec == STORED
+    assert read_json(paths.config) == {**STORED, "started": {}}
     (tmp_path / "link").symlink_to(paths.root)
     assert registered(tmp_path / "link") == entry
     unregister(paths.root)

@@ -176,7 +176,8 @@ class Fleet:
         identity = Identity(self.paths.identity)
         if not identity.key.exists():
             raise PodError(
-                f"the key to the pods, {identity.key}, is gone; the pods cannot be reached any more"
+                f"the key to the pods, {identity.key}, is gone, so the pods cannot be reached any "
+                "more. Remove the rest with Cluster(…, path=…).close(), and start another cluster"
             )
         self._identity = identity
         self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())

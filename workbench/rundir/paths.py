@@ -40,11 +40,10 @@ class ClusterPaths:
     root: Path
 
     config = _Below("cluster.json")
-    """Spec of the cluster: backend, pods, count, time-outs."""
+    """Copy of the spec for readers: backend, pods, count, time-outs. `started`: process, user,
+    host, time and notebook of the start."""
     state = _Below("state.json")
     """Last state of the keeper and its pods, for readers on any machine; replaced atomically."""
-    holder = _Below("holder.json")
-    """Starter of the cluster: process, user, host, time, and the notebook if known."""
     lock = _Below(".lock")
     """Lock of the process that starts a keeper, until the state names the keeper."""
     keeper_log = _Below("keeper.log")

@@ -40,12 +40,14 @@ from workbench.base.words import printable
 from workbench.pods.pod import Pod
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.store import KnownRun, known_runs, runs_in
+from workbench.rundir.register.store import KnownRun, known_runs, registration_in, runs_in
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"
 """Phase of a cluster that cannot be read at the moment. A later read may succeed."""
+STATELESS = "its state file is gone or damaged"
+"""Message of a lost cluster that only its store knows."""
 _POD = TypeAdapter(Pod)
 _SILENCE_S = 20.0
 _SETTLE_S = 10.0
@@ -137,7 +139,12 @@ def cluster_status(root: Path) -> ClusterStatus:
     if held:
         words = f"the keeper of the cluster lives and has not written {paths.state} yet"
         return replace(status, phase=UNKNOWN, message=words, held=True)
-    return status if status.pid is None else replace(status, phase="lost")
+    if status.pid is not None:
+        return replace(status, phase="lost")
+    if not raw and (entry := registration_in(paths.store)) is not None and not entry.is_closed:
+        # The store says that the cluster was started and never closed.
+        return replace(status, phase="lost", message=STATELESS, host=socket.gethostname())
+    return status
 
 
 def write_cluster_state(paths: ClusterPaths, state: Mapping[str, object]) -> None:

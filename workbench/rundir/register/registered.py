@@ -33,12 +33,17 @@ class NotRegistered(RunError):
     """Report a directory that is data, without a cluster started there by the user."""
 
 
-def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
+def register(
+    paths: ClusterPaths,
+    stored: Mapping[str, object],
+    started: Mapping[str, object] | None = None,
+) -> None:
     """Enter a starting cluster, and write its specification into its directory for readers.
 
     Args:
         paths: The cluster's existing directory.
         stored: The JSON form of the specification, without values of variables.
+        started: Who starts the cluster, for readers of the directory.
 
     Raises:
         ConfigError: The private folder takes no store.
@@ -58,7 +63,7 @@ def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
         create_store(paths.store, entry)
     except OSError as error:
         raise ConfigError(str(error)) from error
-    write_json(paths.config, entry.spec)
+    write_json(paths.config, {**entry.spec, "started": started or {}})
 
 
 def make_own_folder(paths: ClusterPaths) -> None:
