@@ -36,10 +36,10 @@ from workbench.rundir.status import (
     ClusterStatus,
     cluster_of,
     cluster_status,
+    has_result,
     id_of,
     is_listed,
     own_runs,
-    result_file,
     settled_status,
     was_taken,
     write_cluster_state,
@@ -81,7 +81,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     With `for_checkpoints`, also after the run's end.
     """
     cluster = cluster_of(run)
-    over = result_file(run).exists() and not (for_checkpoints and run.held.exists())
+    over = has_result(run) and not (for_checkpoints and run.held.exists())
     if over or not is_folder(cluster):
         return False
     try:
@@ -111,7 +111,7 @@ def settle_handover(run: RunPaths) -> bool:
     submitted_s = number(read_json(run.info).get("submitted_s"))
     if was_taken(run) or submitted_s is None or time.time() < submitted_s + _HANDED_S:
         return False
-    if result_file(run).exists():
+    if has_result(run):
         return False
     cluster = cluster_of(run)
     # Without a private state, this user never started the cluster: the run is data.
@@ -151,13 +151,13 @@ def checkpoint_on_pods(
     See `held_checkpoint`.
     """
     home = cluster_of(run)
-    ended = result_file(run).exists()
+    ended = has_result(run)
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
         deadline = time.monotonic() + stored_spec(home).start_timeout_s
         while cluster_status(home).phase == "starting" and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         deadline = time.monotonic() + _SETTLE_S
-        while not ended and not result_file(run).exists():
+        while not ended and not has_result(run):
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"the run in {run.root} continues: its keeper had died, and another has "
@@ -199,7 +199,7 @@ def end_broken_off(cluster: Path) -> str:
             Identity(paths.identity).destroy()
             remove_left(stored_spec(cluster).backend, cluster)
             for run in map(RunPaths, (each.path for each in own_runs(cluster))):
-                if not result_file(run).exists() and not _foreign((run.root, run.info, run.state)):
+                if not has_result(run) and not _foreign((run.root, run.info, run.state)):
                     for file in (run.result, run.state):
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
                     gate.remove(run.reserve)
@@ -231,7 +231,7 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
 
 def unfinished_runs(cluster: Path) -> bool:
     """Whether a dead keeper left runs without a result."""
-    return any(not result_file(RunPaths(run.path)).exists() for run in own_runs(cluster))
+    return any(not has_result(RunPaths(run.path)) for run in own_runs(cluster))
 
 
 def not_to_be_tidied(cluster: Path) -> str:

@@ -53,7 +53,7 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
     cluster_status,
-    result_file,
+    has_result,
     write_cluster_state,
 )
 
@@ -346,7 +346,7 @@ class Keeper:
                 return {}
             self._check_new(request.run)
             # The submitter has given up the run since.
-            if result_file(RunPaths(request.path)).exists():
+            if has_result(RunPaths(request.path)):
                 raise RunError(
                     f"run {request.run} has ended: {request.path} "
                     "holds a result; submit the job again"

@@ -24,7 +24,6 @@ from workbench.base.errors import RunError, Unreadable, check_type
 from workbench.base.files import (
     is_missing,
     is_there,
-    load_json,
     read_json,
     read_known,
     unreadable,
@@ -40,7 +39,13 @@ from workbench.base.words import printable
 from workbench.pods.pod import Pod
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.store import KnownRun, known_runs, registration_in, runs_in
+from workbench.rundir.register.store import (
+    KnownRun,
+    known_runs,
+    outcome_in,
+    registration_in,
+    runs_in,
+)
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
@@ -235,13 +240,26 @@ def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
 
 
 def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
-    if is_missing(file := _result_file(paths)):
-        if is_alive(known_cluster_of(paths)):
+    result: Json = read_known(_result_file(paths))
+    if not result:
+        cluster = known_cluster_of(paths)
+        if is_alive(cluster):
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
         # The keeper may have written the result in the meantime.
-        if is_missing(file := _result_file(paths)):
+        result = read_known(_result_file(paths)) or _decided(paths, cluster)
+        if not result:
             return RunState.LOST
-    return _state_in(file, load_json(file))
+    return _state_in(_result_file(paths), result)
+
+
+def _decided(paths: RunPaths, cluster: Path) -> Json:
+    """Return the end of a run by the store of its cluster. Empty: no end is known."""
+    return outcome_in(ClusterPaths(cluster).store, id_of(paths))
+
+
+def has_result(paths: RunPaths) -> bool:
+    """Whether a run has a result. An empty or torn file counts as missing."""
+    return bool(read_json(result_file(paths)))
 
 
 def result_file(paths: RunPaths) -> Path:
@@ -256,7 +274,7 @@ def result_file(paths: RunPaths) -> Path:
 
 
 def _result_file(paths: RunPaths) -> Path:
-    if is_missing(paths.result):
+    if not read_known(paths.result):
         match read_known(paths.info):
             case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
                 spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
@@ -287,7 +305,8 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         return printable(f"its keeper died; the files of the run are in {paths.root}{why}")
     raw = read_json(paths.state)
     if state.is_terminal:  # the result is written first
-        raw = raw | read_json(result_file(paths))
+        result = read_json(result_file(paths)) or _decided(paths, cluster_of(paths))
+        raw = {**raw, **result}
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
     hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
     return mask_secrets(printable(text(raw.get("message")) + (f" ({hints})" if hints else "")))

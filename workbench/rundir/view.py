@@ -28,9 +28,9 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_of,
     cluster_status,
+    has_result,
     id_of,
     message_of,
-    result_file,
     run_at,
     silence_of,
     state_or_problem,
@@ -215,7 +215,7 @@ class RunView:
             self.message = problem
             self.hint = ""
             return
-        if state.is_terminal and result_file(self.paths).exists():
+        if state.is_terminal and has_result(self.paths):
             self.result = ResultRecord.load(self.paths.root)
             self.state = state
             self.message = self.result.message
