@@ -37,6 +37,7 @@ from workbench.pods.ssh.connection import SSHConnection
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import (
     NotRegistered,
+    own_runs,
     register,
     registered,
     registration,
@@ -47,7 +48,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_status,
     keeper_process,
-    own_runs,
 )
 
 LOCAL = {"kind": "local"}

@@ -21,22 +21,25 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import Process, boot_id, process_start_time
 from workbench.rundir import status
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.registered import (
+    cluster_of,
+    is_listed,
+    is_own,
+    is_run_of,
+    own_runs,
+    refuse_another,
+    was_taken,
+)
 from workbench.rundir.register.store import Decision, DecisionKind, KnownRun, runs_in, write_store
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
-    cluster_of,
     cluster_status,
     has_result,
     id_of,
     is_keeper_alive,
-    is_listed,
-    is_own,
-    is_run_of,
     keeper_process,
     message_of,
-    own_runs,
-    refuse_another,
     result_file,
     run_at,
     settled_status,
@@ -44,7 +47,6 @@ from workbench.rundir.status import (
     state_of,
     state_or_problem,
     unknown_words,
-    was_taken,
     write_cluster_state,
 )
 

@@ -28,16 +28,18 @@ from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.output.attempts import attempts_in
 from workbench.rundir.output.tail import LogLines, read_logs
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.registered import (
+    cluster_of,
+    known_cluster_of,
+    refuse_another,
+)
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    cluster_of,
     cluster_status,
     has_result,
     id_of,
-    known_cluster_of,
     message_of,
-    refuse_another,
     run_at,
     state_of,
     state_or_problem,

@@ -27,21 +27,25 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.registered import registered, unregister, why_not_registered
+from workbench.rundir.register.registered import (
+    cluster_of,
+    is_listed,
+    own_runs,
+    registered,
+    unregister,
+    was_taken,
+    why_not_registered,
+)
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     STATELESS,
     UNKNOWN,
     ClusterStatus,
-    cluster_of,
     cluster_status,
     has_result,
     id_of,
-    is_listed,
-    own_runs,
     settled_status,
-    was_taken,
     write_cluster_state,
 )
 

@@ -20,10 +20,17 @@ from workbench.keeper.run.attempt import AttemptDeps
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.register.registered import (
+    is_run_of,
+)
 from workbench.rundir.register.store import DecisionKind, KnownRun
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, has_result, is_run_of, result_file
+from workbench.rundir.status import (
+    ClusterStatus,
+    has_result,
+    result_file,
+)
 from workbench.rundir.stores.address import secrets_of
 
 logger = logging.getLogger(__name__)

@@ -22,11 +22,13 @@ from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.figures.workers import GpuUse
 from workbench.rundir.output.attempts import attempts_in, rank_logs
 from workbench.rundir.output.tail import LogTail
+from workbench.rundir.register.registered import (
+    cluster_of,
+)
 from workbench.rundir.result import HostSlots, ResultRecord, submitted_rows
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    cluster_of,
     cluster_status,
     has_result,
     id_of,

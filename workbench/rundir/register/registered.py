@@ -1,4 +1,4 @@
-"""The register of the user's clusters: the stores in the private folders of all clusters.
+"""The register of the user's clusters and their runs: the stores in the private folders.
 
 A cluster's directory is data: a colleague may have given the directory, or pods may share it. Only
 a registered cluster is taken over, cleaned up, logged into or signalled.
@@ -11,17 +11,27 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import write_json
+from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError
+from workbench.base.files import is_missing, is_there, read_json, read_known, write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
+from workbench.base.json_values import text
 from workbench.base.process import boot_id
-from workbench.rundir.paths import LOCK, STORE, ClusterPaths
-from workbench.rundir.register.store import Registration, close_store, create_store, registration_in
+from workbench.rundir.paths import LOCK, STORE, ClusterPaths, RunPaths
+from workbench.rundir.register.store import (
+    KnownRun,
+    Registration,
+    close_store,
+    create_store,
+    known_runs,
+    registration_in,
+    runs_in,
+)
+from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger
@@ -135,6 +145,111 @@ def is_tidied(cluster: Path) -> bool:
         return entry is not None and entry.is_closed and _is_place_of(entry, cluster.stat())
     except OSError:
         return False
+
+
+def cluster_of(paths: RunPaths) -> Path:
+    """Return the cluster named by a trusted record of a run, or else the run's own directory.
+
+    The record is trusted if the cluster lies beside the run. Otherwise the cluster must be the
+    user's and know the run, or the user's run must still wait for its keeper.
+    """
+    try:
+        return known_cluster_of(paths)
+    except Unreadable:
+        return paths.root
+
+
+def known_cluster_of(paths: RunPaths) -> Path:
+    """Return the cluster as `cluster_of` does.
+
+    Raise Unreadable if files cannot be read at the moment.
+    """
+    named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
+    if "\0" in str(named):  # no path contains a NUL
+        return paths.root
+    is_missing(named)  # raises for an unreadable folder, which would seem to be missing below
+    if _is_with(named, paths.root):
+        return named
+    # No keeper has accepted or refused the run yet.
+    on_its_way = is_own(paths.root) and not was_taken(paths)
+    if is_own(named) and (on_its_way or _is_in(known_runs(ClusterPaths(named).store), paths)):
+        return named
+    return paths.root
+
+
+def is_listed(paths: RunPaths, cluster: Path) -> bool:
+    return _is_in(runs_in(ClusterPaths(cluster).store), paths)
+
+
+def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
+    """Raise RunError if a cluster has the run of that id in another directory.
+
+    A given directory may name any id, also the id of a live run of the reader. An id that the
+    cluster does not list is allowed: the run may be on its way to the keeper.
+
+    Raises:
+        Unreadable: The cluster's store cannot be read at the moment.
+        RunError: The cluster lists the id with another directory.
+    """
+    root = os.path.realpath(path)
+    for each in known_runs(ClusterPaths(cluster).store):
+        if each.id == run_id and os.path.realpath(each.path) != root:
+            raise RunError(
+                f"{path} names run {run_id} of the cluster {cluster}, and the cluster has "
+                f"that run in {each.path}; open the run there: Run.load({str(each.path)!r})"
+            )
+
+
+def _is_in(runs: Sequence[KnownRun], paths: RunPaths) -> bool:
+    run_id = read_json(paths.info).get("id")
+    root = os.path.realpath(paths.root)
+    try:
+        return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
+    except ValueError:  # a path that holds a NUL
+        return False
+
+
+def own_runs(cluster: Path) -> list[KnownRun]:
+    """Return a cluster's runs whose own record names the cluster.
+
+    Another run may be in a run's directory by now. Only the returned runs may be written to.
+    """
+    return [run for run in runs_in(ClusterPaths(cluster).store) if is_run_of(run, cluster)]
+
+
+def is_run_of(run: KnownRun, cluster: Path) -> bool:
+    """Whether the record in a run's directory names the run and the cluster by full paths."""
+    try:
+        info = read_json(RunPaths(run.path).info)
+        named = Path(text(info.get("cluster")))
+        is_full = run.path.is_absolute() and named.is_absolute()  # a relative path is a guess
+        return (
+            is_full
+            and info.get("id") == run.id
+            and os.path.realpath(named) == os.path.realpath(cluster)
+        )
+    except ValueError:  # a path that holds a NUL
+        return False
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder exists and belongs to the user."""
+    try:
+        return folder.stat().st_uid == os.getuid()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_with(cluster: Path, run: Path) -> bool:
+    paths = ClusterPaths(Path(os.path.realpath(cluster)))
+    below = run.parent == paths.runs and is_there(paths.config)
+    return below or paths.root in (run, run / "cluster")  # the command line uses the second
+
+
+def was_taken(paths: RunPaths) -> bool:
+    """Whether a keeper has taken a run. The keeper then writes more than the state `queued`."""
+    raw = read_json(paths.state)
+    return raw.get("state") != RunState.QUEUED or "wish" in raw
 
 
 def prune() -> None:
