@@ -648,7 +648,7 @@ def test_a_run_directory_with_a_result_is_not_run_again(
     served = make().start()
     contexts = runner_made(served, monkeypatch)
     request = submit(served)
-    (request.path / "result.json").write_text("{}")
+    (request.path / "result.json").write_text('{"state": "failed"}')
     with pytest.raises(
         RunError, match=sentence("run {} has ended: {} holds a result; submit the job again", "r1")
     ):
