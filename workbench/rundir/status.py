@@ -19,7 +19,10 @@ from pydantic.dataclasses import dataclass
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable, check_type
 from workbench.base.files import (
+    is_missing,
     is_there,
+    load_json,
+    read_bytes,
     read_json,
     read_known,
     unreadable,
@@ -237,13 +240,13 @@ def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
 
 
 def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
-    result: Json = read_known(_result_file(paths))
+    result = _result_of(paths)
     if not result:
         cluster = known_cluster_of(paths)
         if is_alive(cluster):
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
         # The keeper may have written the result in the meantime.
-        result = read_known(_result_file(paths)) or _decided(paths, cluster)
+        result = _result_of(paths) or _decided(paths, cluster)
         if not result:
             return RunState.LOST
     return _state_in(_result_file(paths), result)
@@ -254,9 +257,35 @@ def _decided(paths: RunPaths, cluster: Path) -> Json:
     return outcome_in(ClusterPaths(cluster).store, id_of(paths))
 
 
+def _result_of(paths: RunPaths) -> Json:
+    """Return a run's result. Empty: the file is missing, or a power cut left it empty or torn."""
+    file = _result_file(paths)
+    try:
+        return load_json(file)
+    except Unreadable:
+        raise
+    except RunError:
+        if is_missing(file) or _is_torn(file):
+            return {}
+        raise
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether a file that is no JSON object begins as a record, has zeros or has nothing."""
+    try:
+        return read_bytes(file)[:1] in (b"", b"{", b"\0")
+    except OSError:  # A link or a pipe is no record of the keeper.
+        return False
+
+
 def has_result(paths: RunPaths) -> bool:
     """Whether a run has a result. An empty or torn file counts as missing."""
-    return bool(read_json(result_file(paths)))
+    try:
+        return bool(_result_of(paths))
+    except Unreadable:
+        return False
+    except RunError:  # Another program put the file there.
+        return True
 
 
 def result_file(paths: RunPaths) -> Path:
@@ -271,7 +300,7 @@ def result_file(paths: RunPaths) -> Path:
 
 
 def _result_file(paths: RunPaths) -> Path:
-    if not read_known(paths.result):
+    if is_missing(paths.result):
         match read_known(paths.info):
             case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
                 spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
