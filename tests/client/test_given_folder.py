@@ -37,6 +37,7 @@ from workbench.pods.ssh.connection import SSHConnection
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import (
     NotRegistered,
+    own_runs,
     register,
     registered,
     registration,
@@ -46,8 +47,7 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_status,
-    is_keeper,
-    own_runs,
+    keeper_process,
 )
 
 LOCAL = {"kind": "local"}
@@ -84,20 +84,11 @@ def run_at(root: Path, run_id: str, cluster: str) -> RunPaths:
     return run
 
 
-def locked(paths: ClusterPaths) -> ClusterPaths:
-    """Have the state name a lock in the directory, as the keeper of an early version did."""
-    lock = paths.root / "keeper.lock"
-    lock.touch(0o600)
-    write_json(paths.state, {**read_json(paths.state), "lock": lock.stat().st_ino})
-    return paths
-
-
 def own(paths: ClusterPaths) -> ClusterPaths:
     """Make the cluster one that this user started, and whose keeper died."""
     register(paths, read_json(paths.config))
     paths.keeper_lock.touch(0o600)
-    lock = paths.keeper_lock.stat().st_ino
-    write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
+    write_json(paths.own_state, read_json(paths.state))
     list_runs(paths.store, KnownRun(id="r1", path=paths.runs / "r1"))
     return paths
 
@@ -109,25 +100,19 @@ def test_no_program_of_a_given_kubeconfig_runs(tmp_path: Path, way: str, place: 
     root.mkdir()
     config = write_kubeconfig((root if place == "inside" else tmp_path) / "kubeconfig", canary)
     paths = given(root, {"kind": "kubernetes", "kubeconfig": config})
-    if place == "inside":
-        own(paths)  # even of a directory that is this user's own
     before = {path.name: path.read_bytes() for path in paths.root.glob("*.json")}
     try:
         WAYS[way](paths)
     except (RunError, PodError, ValueError) as error:
-        words = "lies in" if place == "inside" else "holds no cluster that you started"
-        assert words in str(error) or way == "start", error
+        assert "holds no cluster that you started" in str(error) or way == "start", error
     assert not canary.exists()
     after = {path.name: path.read_bytes() for path in paths.root.glob("*.json")}
     assert after == before
     assert not RunPaths(paths.runs / "r1").result.exists()
 
 
-@pytest.mark.parametrize("lock", ["no lock", "a lock"])
-def test_a_given_cluster_says_what_to_do(tmp_path: Path, lock: str) -> None:
+def test_a_given_cluster_says_what_to_do(tmp_path: Path) -> None:
     paths = given(tmp_path / "c")
-    if lock == "a lock":
-        locked(paths)
     assert end_broken_off(paths.root) == ""
     write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
     assert says(obstacle(paths.root), "another person or another machine wrote the folder")
@@ -160,7 +145,6 @@ def refused(paths: ClusterPaths, reason: str) -> None:
 @pytest.mark.parametrize("how", ["copied", "moved"])
 def test_a_copied_or_moved_cluster_is_data(tmp_path: Path, how: str) -> None:
     paths = own(given(tmp_path / "c"))
-    locked(paths)
     there = tmp_path / "there"
     if how == "copied":
         shutil.copytree(paths.root, there, symlinks=True)
@@ -206,7 +190,7 @@ def keeper_for(root: Path) -> subprocess.Popen[bytes]:
     wait = "import time; time.sleep(600)"
     keeper = subprocess.Popen([sys.executable, "-c", wait, "-m", entries.KEEPER, str(root)])
     # Popen may return a moment before the table of processes shows the new command.
-    until(lambda: is_keeper(keeper.pid, root))
+    until(lambda: keeper_process(root) is not None)
     return keeper
 
 
@@ -312,7 +296,7 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
         "kind": "kubernetes",
         "kubeconfig": write_kubeconfig(tmp_path / "config", canary),
     }
-    paths = locked(given(root, backend))
+    paths = given(root, backend)
     write_json(RunPaths(root).info, {"id": "r1", "cluster": ""})
     list_runs(paths.root / "store.db", KnownRun(id="r1", path=root))
     Run.load(root)
@@ -322,9 +306,7 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
 def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path) -> None:
     """Else `doctor` and `submit` would believe the ssh configuration and the socket there."""
     paths = given(tmp_path / "c", phase="ready", pid=os.getpid(), start_time=None)
-    with pytest.raises(
-        RunError, match=sentence("Start another cluster with another path", os.getpid())
-    ):
+    with pytest.raises(NotRegistered, match=sentence("holds no cluster that you started on")):
         Cluster.attach(paths.root)
 
 

@@ -63,7 +63,7 @@ def test_a_deleted_working_directory_is_refused_with_what_to_do(
 
 def test_a_start_beside_another_that_has_written_half_names_that_other(tmp_path: Path) -> None:
     paths = ClusterPaths(tmp_path)
-    paths.holder.write_text("{}")
+    paths.hostfile.touch()
     with paths.lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(

@@ -90,9 +90,9 @@ def write_whole(root: Path) -> Path:
         path.write_text(content)
     cluster = ClusterPaths(root / "cluster")
     spec = ClusterSpec(backend={"kind": "local"}, pods=PodSpec(), count=3)
-    write_json(cluster.config, spec.to_dict())
-    write_json(cluster.holder, {"pid": 1, "user": "mallory", "host": "elsewhere"})
-    state = {**read_json(cluster.state), "host": socket.gethostname(), "lock": 1, "start_time": 1}
+    started = {"pid": 1, "user": "mallory", "host": "elsewhere"}
+    write_json(cluster.config, {**spec.to_dict(), "started": started})
+    state = {**read_json(cluster.state), "host": socket.gethostname(), "start_time": 1}
     write_json(cluster.state, state)
     list_runs(cluster.root / "store.db", KnownRun(id=run.root.name, path=run.root))
     cluster.hostfile.write_text("127.0.0.2 slots=1\n")

@@ -91,8 +91,11 @@ def test_a_keeper_without_descriptors_for_some_seconds_answers_again_and_loses_n
     exact(run, 500)
     endless = counting(cluster, "--until", str(tmp_path / "never"))
     world.until(lambda: " line 5" in printed(endless, 1), 60)
+    without_descriptors(world, cluster, lambda: None)
     endless.cancel()
-    assert world.ended(endless).state is RunState.CANCELLED
+    ended = world.ended(endless)
+    assert ended.state is RunState.CANCELLED, ended.message
+    assert "incomplete" not in ended.message, "a shortage that has ended leaves nothing behind"
 
 
 def without_descriptors(world: World, cluster: Cluster, meanwhile: Callable[[], object]) -> None:

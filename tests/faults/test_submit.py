@@ -22,8 +22,13 @@ from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.messages.wire import Refused, ask
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.register.registered import (
+    was_taken,
+)
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_status, was_taken
+from workbench.rundir.status import (
+    cluster_status,
+)
 
 from .conftest import SCRIPTS
 

@@ -29,9 +29,14 @@ from workbench.keeper.requests import OfRun, Submit
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.register.registered import (
+    own_runs,
+)
 from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, own_runs
+from workbench.rundir.status import (
+    ClusterStatus,
+)
 
 KEEPER = Path(workbench.keeper.__file__).parent
 PLACES = {
@@ -185,7 +190,7 @@ class SimKeeper(Keeper):
     """A keeper whose pods are simulated."""
 
     def __init__(self, paths: ClusterPaths, sim: Simulation) -> None:
-        super().__init__(paths, ClusterSpec(count=2), Redactor(), 0)
+        super().__init__(paths, ClusterSpec(count=2), Redactor())
         self._phase = "ready"
         self.sim = sim
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.poll import until
 from tests.support.sentences import says, sentence
-from workbench.base.errors import PodError, RemoteError, RunError
+from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.keeper import fleet as module
 from workbench.keeper.fleet import Fleet
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -464,7 +464,7 @@ def test_a_new_pod_that_does_not_answer_stays_lost(kept: Kept) -> None:
     fleet = kept.launched().fleet
     kept.links[1].fails = {"open", "renew"}
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, "was started again and does not answer", "pod-1")
+    assert says(why, "was started again and cannot be used", "pod-1")
 
 
 def test_a_place_that_replaces_no_pod_names_the_reason_for_all(kept: Kept) -> None:
@@ -625,3 +625,69 @@ def test_all_pods_of_a_large_cluster_are_asked_some_at_once(kept: Kept) -> None:
     asked: list[int] = []
     fleet._everywhere(lambda link: asked.append(int(link.pod.name.split("-")[1])))
     assert sorted(asked) == list(range(70))
+
+
+# Every call fails once.
+
+
+class Faults:
+    """Calls of a fleet to its place, its lines, its key and its files; the n-th fails."""
+
+    def __init__(self, nth: int, error: Exception) -> None:
+        self.nth, self.error, self.calls = nth, error, 0
+
+    def of(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.nth:
+                raise self.error
+            return act(*args, **options)
+
+        return call
+
+
+def faulty(kept: Kept, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("launch", "adopt", "restore", "refresh", "stop"):
+        setattr(kept.place, name, faults.of(getattr(kept.place, name)))
+    for name in ("open", "ensure", "install", "renew", "call", "work"):
+        monkeypatch.setattr(StubLink, name, faults.of(getattr(StubLink, name)))
+    monkeypatch.setattr(StubIdentity, "pin", faults.of(StubIdentity.pin))
+    monkeypatch.setattr(module, "write_text", faults.of(module.write_text))
+    monkeypatch.setattr(module, "in_threads", lambda act, items: [act(item) for item in items])
+
+
+@pytest.mark.parametrize(
+    "error", [RemoteError("it is silent", host="10.0.0.1"), OSError(28, "No space left")]
+)
+@pytest.mark.parametrize("begin", ["launch", "adopt"])
+def test_a_fleet_whose_nth_call_fails_loses_no_pod_and_ends_with_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept, begin: str, error: Exception
+) -> None:
+    identity = kept.fleet.paths.identity
+    identity.mkdir(parents=True)
+    StubIdentity(identity).key.touch()
+    for nth in range(1, 100):
+        with monkeypatch.context() as patched:
+            kept = Kept(tmp_path)
+            kept.fleet.pods = kept.place.pods
+            faults = Faults(nth, error)
+            faulty(kept, faults, patched)
+            try:
+                getattr(kept.fleet, begin)()
+            except (WorkbenchError, OSError):
+                # The keeper ends with what it owns, or the next keeper adopts the pods.
+                assert kept.fleet.owned or begin == "adopt", nth
+            else:
+                kept.fleet.refresh()
+                kept.place.pods[1] = pod(1, phase=Phase.FAILED, message="evicted")
+                left = kept.fleet.restore({"pod-1"})
+                assert set(left) <= {"pod-1"}, nth
+                kept.fleet.remove_environments(lambda _words: None)
+            for link in kept.links:
+                link.asked.clear()
+            kept.fleet.take_down()
+            assert all("close" in link.asked for link in kept.links), nth
+            assert kept.fleet._identity is None or kept.identity.destroyed, nth
+            if faults.calls < nth:
+                break
+    assert nth > 10

@@ -160,7 +160,7 @@ class History:
         monkeypatch.setattr(keeper_module, "RequestServer", lambda *_: server)
         folder.mkdir(parents=True)
         spec = ClusterSpec(idle_timeout_s=None)
-        keeper = Keeper(ClusterPaths(folder), spec, Redactor(), lock=0)
+        keeper = Keeper(ClusterPaths(folder), spec, Redactor())
         pods: Any = Pods(self.strands, self.room)
         keeper._fleet = keeper._queue._fleet = pods
         keeper._log = self.log

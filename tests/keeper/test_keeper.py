@@ -148,7 +148,7 @@ class Served:
         create_store(self.paths.store, Registration())
         self.paths.keeper_lock.touch(mode=0o600)
         spec = ClusterSpec(count=2, **{"idle_timeout_s": None, **options})
-        self.keeper = Keeper(self.paths, spec, Redactor(), 7, before)
+        self.keeper = Keeper(self.paths, spec, Redactor(), before)
         self.fleet: Any = self.keeper._fleet
         self.said: list[tuple[str, str]] = []
         say = self.keeper._say
@@ -224,7 +224,7 @@ def test_a_cluster_is_ready_once_its_pods_are_and_closes_when_asked(
     served.start()
     assert served.fleet.asked[0] == "launch"
     state = served.state
-    assert (state["pid"], state["lock"]) == (os.getpid(), 7)
+    assert state["pid"] == os.getpid()
     assert [pod["name"] for pod in state["pods"]] == ["pod-0", "pod-1"]
     assert "2 pods are " in state["message"] and "all share /nfs" in state["message"]
     assert not says(state["message"], "taken over from a keeper that died")
@@ -414,12 +414,6 @@ def test_a_file_that_cannot_be_mended_is_logged_once_and_hinders_no_other(
     served.paths.own_state.unlink()
     until(served.paths.own_state.exists, 20)
     assert caplog.text.count("a stale file handle") == 1
-
-
-def test_a_restored_lock_is_named_in_the_state(make: Callable[..., Served]) -> None:
-    served = make().start()
-    served.keeper._name_lock(9)
-    assert served.state["lock"] == 9
 
 
 # A take-over.
@@ -654,7 +648,7 @@ def test_a_run_directory_with_a_result_is_not_run_again(
     served = make().start()
     contexts = runner_made(served, monkeypatch)
     request = submit(served)
-    (request.path / "result.json").write_text("{}")
+    (request.path / "result.json").write_text('{"state": "failed"}')
     with pytest.raises(
         RunError, match=sentence("run {} has ended: {} holds a result; submit the job again", "r1")
     ):

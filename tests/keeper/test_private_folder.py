@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, make_cluster_folder
-from workbench.keeper import private_dir as module
 from workbench.keeper.private_dir import PrivateDir
 from workbench.keeper.spawn import take_lock
 from workbench.rundir.paths import ClusterPaths
@@ -25,13 +25,12 @@ class Kept:
         make_cluster_folder(root)
         self.paths = ClusterPaths(root)
         self.folder = cluster_folder(root)
-        self.locks: list[int] = []
         take_lock(self.paths.keeper_lock)
         self.key = self.paths.identity / "id_ed25519"
         self.key.parent.mkdir(mode=0o700)
         self.key.write_text("a key")
         self.key.chmod(0o600)
-        self.own = PrivateDir(self.paths, self.locks.append)
+        self.own = PrivateDir(self.paths)
 
 
 @pytest.fixture
@@ -46,7 +45,6 @@ def test_a_removed_key_is_restored(kept: Kept) -> None:
     kept.own.mend()
     assert kept.key.read_text() == "a key"
     assert kept.key.stat().st_mode & 0o077 == 0
-    assert kept.locks == [], "the lock was there"
 
 
 def test_a_removed_folder_is_restored_with_its_lock(
@@ -60,26 +58,15 @@ def test_a_removed_folder_is_restored_with_its_lock(
     assert kept.key.read_text() == "a key"
     assert kept.key.parent.stat().st_mode & 0o777 == 0o700
     assert kept.folder.stat().st_mode & 0o777 == 0o700
-    assert kept.locks == [kept.paths.keeper_lock.stat().st_ino]
+    assert is_locked(kept.paths.keeper_lock)
     assert len(caplog.records) == 1
 
 
-def test_a_removed_lock_is_taken_anew_and_named(kept: Kept) -> None:
+def test_a_removed_lock_is_taken_anew(kept: Kept) -> None:
     kept.own.mend()
     kept.paths.keeper_lock.unlink()
     kept.own.mend()
-    assert kept.locks == [kept.paths.keeper_lock.stat().st_ino]
-    kept.own.mend()
-    assert len(kept.locks) == 1
-
-
-def test_a_lock_that_another_keeper_has_is_not_named(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept.paths.keeper_lock.unlink()
-    monkeypatch.setattr(module, "take_lock", lambda _path: None)
-    kept.own.mend()
-    assert kept.locks == []
+    assert is_locked(kept.paths.keeper_lock)
 
 
 def test_a_key_that_was_written_again_is_kept_in_its_new_form(kept: Kept) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.support.runstores import list_runs
 from tests.support.sentences import says, sentence
 from tests.support.writtenrun import WrittenRun, write_run
+from workbench import Run
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable
 from workbench.base.files import read_json, write_json
@@ -20,22 +21,25 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import Process, boot_id, process_start_time
 from workbench.rundir import status
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.store import KnownRun, runs_in
-from workbench.rundir.state import RunState
-from workbench.rundir.status import (
-    ClusterStatus,
+from workbench.rundir.register.registered import (
     cluster_of,
-    cluster_status,
-    id_of,
-    is_keeper,
-    is_keeper_alive,
     is_listed,
     is_own,
     is_run_of,
-    keeper_process,
-    message_of,
     own_runs,
     refuse_another,
+    was_taken,
+)
+from workbench.rundir.register.store import Decision, DecisionKind, KnownRun, runs_in, write_store
+from workbench.rundir.state import RunState
+from workbench.rundir.status import (
+    ClusterStatus,
+    cluster_status,
+    has_result,
+    id_of,
+    is_keeper_alive,
+    keeper_process,
+    message_of,
     result_file,
     run_at,
     settled_status,
@@ -43,7 +47,6 @@ from workbench.rundir.status import (
     state_of,
     state_or_problem,
     unknown_words,
-    was_taken,
     write_cluster_state,
 )
 
@@ -202,15 +205,10 @@ def test_a_keeper_is_known_by_its_command_line(
         ([b"python", b"-m", b"other", root], False),
     ):
         words[:] = line
-        assert is_keeper(os.getpid(), tmp_path) == is_its
         assert keeper_process(tmp_path) == (this if is_its else None)
-    words[:] = [b"python", b"-m", module]
-    assert not is_keeper(os.getpid(), tmp_path), "its folder is not there"
     words[:] = [b"python", b"-m", module, root]
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
-    assert not is_keeper(os.getpid(), tmp_path), "another user's"
-    assert keeper_process(tmp_path) is None
-    assert not is_keeper(2**22 + 1, tmp_path), "it ended"
+    assert keeper_process(tmp_path) is None, "another user's"
 
 
 def test_a_run_is_queued_runs_ends_or_is_lost(run: WrittenRun) -> None:
@@ -372,3 +370,29 @@ def test_a_directory_without_a_record_is_no_run(run: WrittenRun, tmp_path: Path)
         run_at(tmp_path)
     write_json(run.paths.info, {})
     assert id_of(run.paths) == run.paths.root.name
+
+
+@pytest.mark.parametrize("raw", [b"", b'{"state": "succ', None])
+def test_the_store_tells_the_end_of_a_run_whose_result_is_torn(
+    run: WrittenRun, raw: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a closed cluster, whose keeper writes no result any more."""
+    list_runs(run.cluster.store, KnownRun(id=id_of(run.paths), path=run.paths.root))
+    if raw is None:
+        run.paths.result.unlink(missing_ok=True)
+    else:
+        run.paths.result.write_bytes(raw)
+    assert not has_result(run.paths)
+    assert state_of(run.paths, lambda _: False) is RunState.LOST
+    end = Decision(
+        time_s=1.0,
+        run=id_of(run.paths),
+        what=DecisionKind.ENDED,
+        facts={"state": "succeeded", "message": "all ranks finished"},
+    )
+    write_store(run.cluster.store, runs=[], decisions=[end], first=1)
+    assert state_of(run.paths, lambda _: False) is RunState.SUCCEEDED
+    monkeypatch.setattr(status, "is_keeper_alive", lambda _: False)
+    assert message_of(run.paths, RunState.SUCCEEDED) == "all ranks finished"
+    result = Run(run.paths.root)._result_now()
+    assert (result.state, result.message) == (RunState.SUCCEEDED, "all ranks finished")

@@ -42,10 +42,14 @@ def started(root: Path, *, age_s: float = 7200.0) -> ClusterPaths:
     paths = ClusterPaths(root)
     register(paths, STORED)
     paths.keeper_lock.touch(0o600)
-    then = time.time() - age_s
-    for file in cluster_folder(root).iterdir():
-        os.utime(file, (then, then))
+    age(paths, age_s)
     return paths
+
+
+def age(paths: ClusterPaths, age_s: float) -> None:
+    then = time.time() - age_s
+    for file in (*cluster_folder(paths.root).iterdir(), cluster_folder(paths.root)):
+        os.utime(file, (then, then))
 
 
 def changed(paths: ClusterPaths, **facts: Any) -> None:
@@ -63,7 +67,8 @@ def test_an_entry_has_the_place_and_the_specification(tmp_path: Path) -> None:
         facts.st_ino,
         facts.st_dev,
     )
-    assert entry.spec == STORED == read_json(paths.config)
+    assert entry.spec == STORED
+    assert read_json(paths.config) == {**STORED, "started": {}}
     (tmp_path / "link").symlink_to(paths.root)
     assert registered(tmp_path / "link") == entry
     unregister(paths.root)
@@ -118,14 +123,11 @@ def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_pa
     held = started(tmp_path / "held")
     closed = started(tmp_path / "closed")
     unregister(closed.root)
-    then = time.time() - 7200.0
-    for file in cluster_folder(closed.root).iterdir():
-        os.utime(file, (then, then))
+    age(closed, 7200.0)
     for paths in (gone, young, other_disk, held, closed):
         shutil.rmtree(paths.root)
     shutil.rmtree(tmp_path / "disk")
-    then = time.time() - 7200.0
-    os.utime(other_disk.store, (then, then))
+    age(other_disk, 7200.0)
     with held.keeper_lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         prune()
@@ -137,11 +139,35 @@ def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_pa
     assert not cluster_folder(held.root).exists()
 
 
+def test_a_month_after_the_last_write_only_an_open_cluster_keeps_its_folder(
+    tmp_path: Path,
+) -> None:
+    month_s = 31 * 86_400.0
+    closed, young = started(tmp_path / "closed"), started(tmp_path / "young")
+    for paths in (closed, young):
+        unregister(paths.root)
+    open_one, held = started(tmp_path / "open"), started(tmp_path / "held")
+    unmounted, broken_off = started(tmp_path / "disk" / "c"), started(tmp_path / "broken-off")
+    held.store.unlink()
+    broken_off.store.unlink()
+    shutil.rmtree(tmp_path / "disk")
+    nameless = tmp_path / os.fsdecode(b"\xff")
+    escaped = started(nameless)
+    for paths in (closed, open_one, held, unmounted, broken_off, escaped):
+        age(paths, month_s)
+    with held.keeper_lock.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prune()
+    kept = {paths.root for paths in (open_one, young, held, escaped)}
+    every = (closed, young, open_one, held, unmounted, broken_off, escaped)
+    assert {paths.root for paths in every if cluster_folder(paths.root).exists()} == kept
+    assert registered(open_one.root).path == str(open_one.root)
+
+
 def test_an_entry_that_names_another_place_removes_nothing(tmp_path: Path) -> None:
     paths = started(tmp_path / "c")
     changed(paths, path=str(tmp_path / "never"))
-    then = time.time() - 7200.0
-    os.utime(paths.store, (then, then))
+    age(paths, 7200.0)
     prune()
     assert paths.store.exists()
 

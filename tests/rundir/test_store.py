@@ -260,7 +260,7 @@ def test_room_that_cannot_be_kept_is_no_error(
     assert "disk is full" in caplog.text
 
 
-NO_LOCKS = """
+LOCKS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -271,7 +271,7 @@ int fcntl64(int fd, int cmd, ...) {
     va_start(rest, cmd);
     void *given = va_arg(rest, void *);
     va_end(rest);
-    if (cmd == F_SETLK || cmd == F_GETLK) { errno = ENOLCK; return -1; }
+    if (cmd == F_SETLK || cmd == F_GETLK) { ANSWER }
     int (*real)(int, int, ...) = dlsym(RTLD_NEXT, "fcntl64");
     return real(fd, cmd, given);
 }
@@ -283,33 +283,81 @@ int fcntl(int fd, int cmd, ...) {
     return fcntl64(fd, cmd, given);
 }
 """
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_file_system_without_locks_takes_no_store(tmp_path: Path) -> None:
-    """As NFS without lockd answers: ENOLCK."""
-    source, library = tmp_path / "nolocks.c", tmp_path / "nolocks.so"
-    source.write_text(NO_LOCKS)
+def on_another_file_system(folder: Path, answer: str, code: str) -> str:
+    """Run Python where locks answer as given, with the store's path as argument."""
+    source, library = folder / "locks.c", folder / "locks.so"
+    source.write_text(LOCKS.replace("ANSWER", answer))
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=300
     )
-    code = (
-        "import sys, pathlib\n"
-        "from workbench.rundir.register import store\n"
-        "store._WAIT_S = 0.1\n"
-        "try: store.create_store(pathlib.Path(sys.argv[1]), store.Registration())\n"
-        "except OSError as error: print(error)\n"
-    )
+    begin = "import sys, pathlib\nfrom workbench.rundir.register import store\n"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "store.db")],
+        [sys.executable, "-c", begin + code, str(folder / "store.db")],
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    assert "XDG_STATE_HOME" in done.stdout, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_compiler
+def test_a_file_system_without_locks_takes_no_store(tmp_path: Path) -> None:
+    """As NFS without lockd answers: ENOLCK."""
+    said = on_another_file_system(
+        tmp_path,
+        "errno = ENOLCK; return -1;",
+        "store._WAIT_S = 0.1\n"
+        "try: store.create_store(pathlib.Path(sys.argv[1]), store.Registration())\n"
+        "except OSError as error: print(error)\n",
+    )
+    assert "XDG_STATE_HOME" in said
     assert not (tmp_path / "store.db").exists()
+
+
+@needs_compiler
+@pytest.mark.parametrize("locks", ["shared", "of one machine"])
+def test_a_reader_undoes_a_write_of_another_machine_only_where_locks_are_not_shared(
+    tmp_path: Path, locks: str
+) -> None:
+    """As NFS mounted with `nolock` or `local_lock`, which docs/promises.md excludes."""
+    path = tmp_path / "store.db"
+    decisions = written(path)
+    keeper = sqlite3.connect(path, isolation_level=None)
+    try:
+        for command in (
+            "PRAGMA journal_mode = PERSIST",
+            "PRAGMA cache_size = 1",
+            "PRAGMA cache_spill = 1",
+            "BEGIN IMMEDIATE",
+            "UPDATE decision SET facts = 'half'",
+            "CREATE TABLE more (filler BLOB)",
+            *["INSERT INTO more VALUES (zeroblob(4000))"] * 40,
+        ):
+            keeper.execute(command)
+        mute = {
+            "shared": 'int (*real)(int, int, ...) = dlsym(RTLD_NEXT, "fcntl64");'
+            " return real(fd, cmd, given);",
+            "of one machine": "((struct flock *)given)->l_type = F_UNLCK; return 0;",
+        }
+        said = on_another_file_system(
+            tmp_path,
+            mute[locks],
+            "store._WAIT_S = 0.1\n"
+            "try: print(len(store.read_store(pathlib.Path(sys.argv[1])).decisions))\n"
+            "except store.RunError as error: print(error)\n",
+        )
+        is_undone = not journal_of(path).exists()
+    finally:
+        keeper.close()
+    assert is_undone == (locks == "of one machine"), said
+    if locks == "shared":
+        assert "locked" in said
+        assert list(read_store(path).decisions) == decisions
 
 
 def test_the_journal_stays_with_its_room(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from workbench.client.lifecycle import (
 )
 from workbench.client.run import Run
 from workbench.client.submission import Submission
-from workbench.client.takeover import not_its_keeper, stored_spec, take_over
+from workbench.client.takeover import stored_spec, take_over
 from workbench.keeper.spawn import Leash
 from workbench.pods.backends import backend_from_dict, check_registered
 from workbench.pods.hostfile import Hostfile
@@ -142,9 +142,6 @@ class Cluster(LiveDisplayable, Submission):
                 f"no cluster runs in {root}: it is {status.phase}; "
                 "start one with Cluster(…, path=…)"
             )
-        why = not_its_keeper(root, status)
-        if why:
-            raise RunError(why)
         registered(root)
         cluster = cls.from_spec(stored_spec(root), path=root)
         if not status.alive:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
-from workbench.base.files import gate, read_json, write_json
+from workbench.base.files import gate, read_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
 from workbench.base.messages.wire import ask
@@ -93,17 +93,16 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         make_own_folder(paths)
         if _is_in_use(root):
             raise ConfigError(occupied(root))
-        holder = {
+        started = {
             "pid": os.getpid(),
             "start_time": process_start_time(os.getpid()),
             "user": _user(),
+            "host": socket.gethostname(),
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+            # Jupyter names the notebook of a kernel in this variable.
+            "notebook": Path(os.environ.get("JPY_SESSION_NAME", "")).name,
         }
-        when = time.strftime("%Y-%m-%d %H:%M:%S")
-        # Jupyter names the notebook of a kernel in this variable.
-        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name
-        holder |= {"host": socket.gethostname(), "time": when, "notebook": notebook}
-        write_json(paths.holder, holder)
-        register(paths, _stored(spec))
+        register(paths, _stored(spec), started)
         prune()
         return spawn_keeper(paths, spec, leash)
 
@@ -143,12 +142,12 @@ def occupied(root: Path) -> str:
     """Return a message on the cluster in a directory: state, owner and the way to use it."""
     return (
         f"{root} holds a cluster that is "
-        f"{cluster_status(root).phase}: {_holder(root)}; {_hint(root)}"
+        f"{cluster_status(root).phase}: {_started_by(root)}; {_hint(root)}"
     )
 
 
-def _holder(root: Path) -> str:
-    match read_json(ClusterPaths(root).holder):
+def _started_by(root: Path) -> str:
+    match read_json(ClusterPaths(root).config).get("started"):
         case {
             "pid": int(pid),
             "start_time": int() | None as since,

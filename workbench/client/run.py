@@ -28,16 +28,18 @@ from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.output.attempts import attempts_in
 from workbench.rundir.output.tail import LogLines, read_logs
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.registered import (
+    cluster_of,
+    known_cluster_of,
+    refuse_another,
+)
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    cluster_of,
     cluster_status,
+    has_result,
     id_of,
-    known_cluster_of,
     message_of,
-    refuse_another,
-    result_file,
     run_at,
     state_of,
     state_or_problem,
@@ -436,12 +438,13 @@ class Run(LiveDisplayable):
                 time.sleep(_LOOK_S)
 
     def _result_now(self) -> RunResult:
-        if not is_missing(result_file(self.paths)):
+        if has_result(self.paths):
             return self.result
         outcome = self._outcome()
         raw = outcome.get("result")
         if not raw:
-            raw = {"state": RunState.LOST, "message": self.message}
+            state = state_of(self.paths)
+            raw = {"state": state if state.is_terminal else RunState.LOST, "message": self.message}
         return RunResult.at(self.path, raw)
 
     def _outcome(self) -> dict[str, Any]:

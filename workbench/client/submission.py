@@ -28,7 +28,7 @@ from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
-from workbench.rundir.status import cluster_status, result_file
+from workbench.rundir.status import cluster_status, has_result
 from workbench.rundir.stores.address import store_variables
 
 _ANSWER_S = 30.0  # usually the keeper takes a run in milliseconds
@@ -215,7 +215,7 @@ class Submission:
             warnings.warn(late, RuntimeWarning, stacklevel=2)
         except RunError as error:  # the directory must have the reason why the run never started
             # A run that has ended is refused too, and its result stays.
-            if not result_file(paths).exists():
+            if not has_result(paths):
                 with suppress(OSError):
                     fail_unstarted(paths, prepared.spec, error)
             raise

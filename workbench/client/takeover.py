@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,28 +21,31 @@ from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import number
 from workbench.base.messages.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
-from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
+from workbench.keeper.spawn import TAKEN, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.registered import registered, unregister, why_not_registered
-from workbench.rundir.register.store import runs_in
+from workbench.rundir.register.registered import (
+    cluster_of,
+    is_listed,
+    own_runs,
+    registered,
+    unregister,
+    was_taken,
+    why_not_registered,
+)
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
+    STATELESS,
     UNKNOWN,
     ClusterStatus,
-    cluster_of,
     cluster_status,
+    has_result,
     id_of,
-    is_keeper,
-    is_listed,
-    own_runs,
-    result_file,
     settled_status,
-    was_taken,
     write_cluster_state,
 )
 
@@ -82,7 +85,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     With `for_checkpoints`, also after the run's end.
     """
     cluster = cluster_of(run)
-    over = result_file(run).exists() and not (for_checkpoints and run.held.exists())
+    over = has_result(run) and not (for_checkpoints and run.held.exists())
     if over or not is_folder(cluster):
         return False
     try:
@@ -112,7 +115,7 @@ def settle_handover(run: RunPaths) -> bool:
     submitted_s = number(read_json(run.info).get("submitted_s"))
     if was_taken(run) or submitted_s is None or time.time() < submitted_s + _HANDED_S:
         return False
-    if result_file(run).exists():
+    if has_result(run):
         return False
     cluster = cluster_of(run)
     # Without a private state, this user never started the cluster: the run is data.
@@ -152,13 +155,13 @@ def checkpoint_on_pods(
     See `held_checkpoint`.
     """
     home = cluster_of(run)
-    ended = result_file(run).exists()
+    ended = has_result(run)
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
         deadline = time.monotonic() + stored_spec(home).start_timeout_s
         while cluster_status(home).phase == "starting" and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         deadline = time.monotonic() + _SETTLE_S
-        while not ended and not result_file(run).exists():
+        while not ended and not has_result(run):
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"the run in {run.root} continues: its keeper had died, and another has "
@@ -200,7 +203,7 @@ def end_broken_off(cluster: Path) -> str:
             Identity(paths.identity).destroy()
             remove_left(stored_spec(cluster).backend, cluster)
             for run in map(RunPaths, (each.path for each in own_runs(cluster))):
-                if not result_file(run).exists() and not _foreign((run.root, run.info, run.state)):
+                if not has_result(run) and not _foreign((run.root, run.info, run.state)):
                     for file in (run.result, run.state):
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
                     gate.remove(run.reserve)
@@ -211,6 +214,8 @@ def end_broken_off(cluster: Path) -> str:
 
 
 def _broken_off(status: ClusterStatus) -> str:
+    if status.message == STATELESS:
+        return STATELESS
     match status.last_phase:
         case "starting" if not status.pods:
             return "its keeper died before its pods were there"
@@ -220,79 +225,17 @@ def _broken_off(status: ClusterStatus) -> str:
 
 
 def _not_ours(cluster: Path, status: ClusterStatus) -> str:
-    paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
         return (
             f"its keeper ran on {status.host or 'another machine'}; "
             "only there can another take its place"
         )
-    why = why_not_registered(cluster)
-    if why:
-        return why
-    if status.lock != inode_at(paths.keeper_lock):
-        return (
-            f"{paths.keeper_lock} is not the lock of its "
-            "keeper: the directory is a copy, or was changed"
-        )
-    own = (paths.known_state, paths.store, paths.keeper_lock, paths.identity)
-    why = _foreign((cluster.resolve(), paths.config, *own))
-    if why:
-        return why
-    return _brought_along(cluster)
-
-
-def _brought_along(cluster: Path) -> str:
-    """Return a message if a file of the place's options lies in a cluster or run, else "".
-
-    The directory may come from another user, together with the file.
-    """
-    paths = ClusterPaths(cluster)
-    folders = [
-        _real(str(folder)) for folder in (cluster, *(run.path for run in runs_in(paths.store)))
-    ]
-    for option, value in _texts(registered(cluster).spec.get("backend"), "backend"):
-        for folder in filter(None, folders):
-            if os.sep in value and _real(value).startswith(f"{folder}{os.sep}"):
-                return (
-                    f"its {option} {value} lies in {folder}; move "
-                    "that file elsewhere and start another cluster"
-                )
-    return ""
-
-
-def _real(path: str) -> str:
-    """Return a path with links and `~` resolved, or "" for an invalid path."""
-    with suppress(ValueError):
-        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for no such user)
-    return ""
-
-
-def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yield all texts in a JSON value with the names of their innermost keys."""
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _texts(each, str(key))
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each, name)
+    return why_not_registered(cluster)
 
 
 def unfinished_runs(cluster: Path) -> bool:
     """Whether a dead keeper left runs without a result."""
-    return any(not result_file(RunPaths(run.path)).exists() for run in own_runs(cluster))
-
-
-def not_its_keeper(cluster: Path, status: ClusterStatus) -> str:
-    """Return a message if a state file names a live process that is not the keeper, else ""."""
-    if status.pid is None or not status.alive or is_keeper(status.pid, cluster):
-        return ""
-    return (
-        f"process {status.pid}, which {ClusterPaths(cluster).state} "
-        f"names, is not the keeper of {cluster}: the directory is a "
-        "copy, or was changed. Start another cluster with another path"
-    )
+    return any(not has_result(RunPaths(run.path)) for run in own_runs(cluster))
 
 
 def not_to_be_tidied(cluster: Path) -> str:

@@ -31,8 +31,11 @@ from workbench.rundir.checkpoints import (
     read_manifest,
 )
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.registered import why_not_registered
-from workbench.rundir.status import cluster_of, is_listed
+from workbench.rundir.register.registered import (
+    cluster_of,
+    is_listed,
+    why_not_registered,
+)
 
 logger = logging.getLogger(__name__)
 _PING_S = 2.0

@@ -119,7 +119,7 @@ class Fleet:
             keys_before = {pod.name: pod.host_key for pod in self.pods}
             try:
                 now = {pod.name: pod for pod in self._replace(gone)}
-            except WorkbenchError as error:
+            except (WorkbenchError, OSError) as error:
                 logger.warning("replacing %s: %s", sorted(gone), error)
                 return dict.fromkeys(gone, str(error))
             left = {}
@@ -151,14 +151,14 @@ class Fleet:
             self.arrived = ()
 
     def _renew(self, link: AgentLink, pod: Pod) -> str:
-        self.identity.pin(self.pods)
-        write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
         try:
+            self.identity.pin(self.pods)
+            write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
             link.renew(pod)
             _check_interfaces([link], self.spec.pods)
             self._install(link)
         except (WorkbenchError, OSError) as error:
-            return f"{pod.name} was started again and does not answer: {error}"
+            return f"{pod.name} was started again and cannot be used: {error}"
         self._report(f"{pod.name} is there again")
         return ""
 
@@ -176,7 +176,8 @@ class Fleet:
         identity = Identity(self.paths.identity)
         if not identity.key.exists():
             raise PodError(
-                f"the key to the pods, {identity.key}, is gone; the pods cannot be reached any more"
+                f"the key to the pods, {identity.key}, is gone, so the pods cannot be reached any "
+                "more. Remove the rest with Cluster(…, path=…).close(), and start another cluster"
             )
         self._identity = identity
         self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())
@@ -275,13 +276,20 @@ class Fleet:
         return [link for link in self._links if link.pod.name not in ended]
 
     def refresh(self) -> Sequence[Pod]:
-        """Ask the platform for the current state of the pods, and report newly ended pods."""
+        """Ask the platform for the current state of the pods, and report newly ended pods.
+
+        While the platform does not answer, the pods stay as they were.
+        """
         with self._looking:
             if self._replacing:
                 return self.pods
             before = {pod.name for pod in self.pods if pod.phase.is_terminal}
             shown = [(pod.phase, pod.message) for pod in self.pods]
-            self._set_pods(self._backend.refresh())
+            try:
+                self._set_pods(self._backend.refresh())
+            except (WorkbenchError, OSError) as error:
+                logger.warning("looking after the pods: %s", error)
+                return self.pods
             if shown != [(pod.phase, pod.message) for pod in self.pods]:
                 self._changed()
             ended = [pod for pod in self.pods if pod.phase.is_terminal and pod.name not in before]
@@ -357,10 +365,12 @@ class Fleet:
 
     def take_down(self) -> None:
         """Stop the agents and the pods, and delete the key. Takes about 20 s at most."""
-        self._everywhere(_shut_down)
-        self.give_up()
-        if self._identity is not None:
-            self._identity.destroy()
+        try:
+            self._everywhere(_shut_down)
+        finally:
+            self.give_up()
+            if self._identity is not None:
+                self._identity.destroy()
 
     def _everywhere(self, action: Callable[[AgentLink], object]) -> None:
         for begin in range(0, len(self._links), _AT_ONCE):
@@ -389,12 +399,12 @@ def _remove_environments(link: AgentLink) -> None:
         # A pod that does not answer costs no more time than its end does.
         if link.call("has_environments").get("environments") is True:
             link.work("remove_environments", _REMOVAL_S)
-    except WorkbenchError as error:
+    except (WorkbenchError, OSError) as error:
         logger.warning("the environments on %s: %s", link.pod.name, error)
 
 
 def _shut_down(link: AgentLink) -> None:
-    with suppress(WorkbenchError):
+    with suppress(WorkbenchError, OSError):
         link.call("shutdown")
     link.close()
 

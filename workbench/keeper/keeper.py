@@ -53,7 +53,7 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
     cluster_status,
-    result_file,
+    has_result,
     write_cluster_state,
 )
 
@@ -70,10 +70,9 @@ class Keeper:
         paths: ClusterPaths,
         spec: ClusterSpec,
         redact: Redactor,
-        lock: int,
         before: ClusterStatus | None = None,
     ):
-        """Own the cluster of the given lock. `before` is the last status of a dead keeper."""
+        """Own a cluster whose lock is taken. `before` is the last status of a dead keeper."""
         self._paths = paths
         self._spec = spec
         self._closing = threading.Event()
@@ -101,8 +100,8 @@ class Keeper:
         self._queue = RunQueue(self._fleet, self._idle, self._closing)
         self._before = before
         self._states = [KeptFile(path) for path in (paths.own_state, paths.state)]
-        self._process = {**process_facts(os.getpid()), "lock": lock}
-        self._own_folder = PrivateDir(paths, self._name_lock)
+        self._process = process_facts(os.getpid())
+        self._own_folder = PrivateDir(paths)
         self._fleet.pods = before.pods if before is not None else ()
 
     def serve(self) -> bool:
@@ -184,11 +183,6 @@ class Keeper:
         for run_id, runner in list(self._runners.items()):
             with isolate_run_errors(run_id, "keeping the state of the run"):
                 runner.keep_state()
-
-    def _name_lock(self, inode: int) -> None:
-        """Name the restored lock in the state."""
-        self._process["lock"] = inode
-        self._write_state()
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._log.replay()
@@ -352,7 +346,7 @@ class Keeper:
                 return {}
             self._check_new(request.run)
             # The submitter has given up the run since.
-            if result_file(RunPaths(request.path)).exists():
+            if has_result(RunPaths(request.path)):
                 raise RunError(
                     f"run {request.run} has ended: {request.path} "
                     "holds a result; submit the job again"
@@ -446,14 +440,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if before is None:
             write_cluster_state(paths, {"phase": "closed", "message": _BROKEN_OFF})
         return 0
-    lock = take_lock(paths.keeper_lock, None if before is None else before.lock or 0)
+    has_lock = take_lock(paths.keeper_lock)
     before = before and cluster_status(paths.root)
-    if lock is None or (
+    if not has_lock or (
         before is not None and before.last_phase in ("closing", "closed", "failed")
     ):
         logger.info("another keeper has the cluster, or had the cluster until now")
         return TAKEN
-    keeper = Keeper(paths, ClusterSpec.from_dict(json.loads(line)), redact, lock, before)
+    keeper = Keeper(paths, ClusterSpec.from_dict(json.loads(line)), redact, before)
     # Use a thread, as the handler may interrupt the holder of the keeper's lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The interrupt is meant for the notebook.

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.files import gate, read_bytes, write_bytes
 from workbench.base.files.private import cluster_folder, make_cluster_folder
-from workbench.keeper.spawn import inode_at, take_lock
+from workbench.keeper.spawn import take_lock
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.register.store import journal_of
 
@@ -24,8 +23,7 @@ _LARGEST_BYTES = 1 << 20
 class PrivateDir:
     """Folder of the cluster's keys, registration, notes on pods, lock and store. Thread-safe."""
 
-    def __init__(self, paths: ClusterPaths, restored: Callable[[int], None]) -> None:
-        """Watch the folder. `restored` is called with the inode of a new lock."""
+    def __init__(self, paths: ClusterPaths) -> None:
         self._root = paths.root
         self._folder = cluster_folder(paths.root)
         self._lock_file = paths.keeper_lock
@@ -36,7 +34,6 @@ class PrivateDir:
             paths.store,
             journal_of(paths.store),
         }
-        self._restored = restored
         self._kept: dict[Path, tuple[int, bytes]] = {}
         self._guard = threading.Lock()
         self._over = False
@@ -52,7 +49,9 @@ class PrivateDir:
                 make_cluster_folder(self._root)
             self._restore_files()
             self._remember_files()
-            self._restore_lock()
+            # Without the file, another keeper could not tell that this one lives.
+            if not self._lock_file.exists():
+                take_lock(self._lock_file)
             if not was_there:
                 logger.warning(
                     "%s was removed; its keys, notes and lock are restored", self._folder
@@ -81,10 +80,3 @@ class PrivateDir:
                 if written_ns != known_ns:
                     content = read_bytes(path, limit=_LARGEST_BYTES)
                     self._kept[path] = (written_ns, content)
-
-    def _restore_lock(self) -> None:
-        # Without the file, another keeper could not tell that this one lives.
-        if inode_at(self._lock_file) is None:
-            inode = take_lock(self._lock_file)
-            if inode is not None:
-                self._restored(inode)

@@ -20,10 +20,17 @@ from workbench.keeper.run.attempt import AttemptDeps
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.register.registered import (
+    is_run_of,
+)
 from workbench.rundir.register.store import DecisionKind, KnownRun
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, is_run_of, result_file
+from workbench.rundir.status import (
+    ClusterStatus,
+    has_result,
+    result_file,
+)
 from workbench.rundir.stores.address import secrets_of
 
 logger = logging.getLogger(__name__)
@@ -106,7 +113,7 @@ def inherited_runs(
 def _outcome_without_file(run: KnownRun, log: DecisionLog) -> Mapping[str, object]:
     """Return the outcome of a run that is over, if no file has its result. Empty: another run."""
     decided = log.of(run.id)
-    if decided is None or not decided.over or result_file(RunPaths(run.path)).exists():
+    if decided is None or not decided.over or has_result(RunPaths(run.path)):
         return {}
     return decided.outcome
 

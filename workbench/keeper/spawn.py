@@ -65,11 +65,10 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subpro
     state = {"phase": "starting", "message": "starting the keeper"}
     make_own_folder(paths)
     write_cluster_state(paths, state)
-    lock = _make_lock(paths.keeper_lock)
     keeper = _start(paths, leash)
-    # Record the lock at once. Otherwise, nothing is cleaned up if the keeper dies before its first
+    # Name the keeper at once. Otherwise, nothing is cleaned up if the keeper dies before its first
     # state.
-    write_cluster_state(paths, {**state, **process_facts(keeper.pid), "lock": lock})
+    write_cluster_state(paths, {**state, **process_facts(keeper.pid)})
     leash.send(to_line(spec.to_dict()))
     return keeper
 
@@ -113,12 +112,12 @@ def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
     return kind(message) if kind in (BackendError, PodTimeout) else PodError(message)
 
 
-def take_lock(path: Path, inode: int | None = None) -> int | None:
-    """Lock a cluster until the process ends. Return the lock's inode, or None if taken.
+def take_lock(path: Path) -> bool:
+    """Lock a cluster until the process ends. Return False if another process has the lock.
 
-    Raise RunError if the file is not `inode`.
+    Raise RunError if the file cannot be locked.
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if inode is None else 0)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT
     deadline = time.monotonic() + _LOCK_S
     while True:
         try:
@@ -127,39 +126,17 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
         except BlockingIOError:
             os.close(handle)
             if time.monotonic() > deadline:
-                return None
+                return False
             # Another process may be testing the lock.
             time.sleep(_LOCK_LOOK_S)
             continue
         except OSError as error:
             raise RunError(f"{no_locks_there(path, error)}; another keeper may be there") from error
-        locked = os.fstat(handle).st_ino
-        if inode not in (None, locked):
-            os.close(handle)
-            raise RunError(
-                f"{path} is not the lock of the keeper before: "
-                "the directory is a copy, or was changed"
-            )
-        if inode_at(path) == locked:
-            return locked  # The handle stays open until the process ends.
-        os.close(handle)  # Another file has the name now.
-
-
-def _make_lock(path: Path) -> int:
-    """Create the keeper's lock file unless it exists. Return its inode."""
-    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        return os.fstat(handle).st_ino
-    finally:
+        # The name may belong to another file by now, or to none.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.lstat(), os.fstat(handle)):
+                return True  # The handle stays open until the process ends.
         os.close(handle)
-
-
-def inode_at(path: Path) -> int | None:
-    """Return the inode of a lock file, or None if missing."""
-    try:
-        return path.lstat().st_ino
-    except OSError:
-        return None
 
 
 def log_to(path: Path) -> Redactor:

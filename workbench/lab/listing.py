@@ -47,9 +47,16 @@ from workbench.rundir.catalog.store import (
     write_label,
 )
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.registered import registered
+from workbench.rundir.register.registered import (
+    cluster_of,
+    registered,
+)
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, cluster_status, is_keeper_alive, run_at
+from workbench.rundir.status import (
+    cluster_status,
+    is_keeper_alive,
+    run_at,
+)
 from workbench.rundir.view import RunView
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,15 @@ from workbench.base.words import plain
 from workbench.display.kit.code import call_lines, literal, start_code, submit_code
 from workbench.pods.backends import backend_from_dict
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.register.registered import registration
+from workbench.rundir.register.registered import (
+    cluster_of,
+    registration,
+)
 from workbench.rundir.spec import RunSpec, hide_values
-from workbench.rundir.status import cluster_of, cluster_status, id_of
+from workbench.rundir.status import (
+    cluster_status,
+    id_of,
+)
 
 
 def again_code(paths: RunPaths) -> str:

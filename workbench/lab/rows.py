@@ -94,10 +94,11 @@ def cluster_title(paths: ClusterPaths) -> str:
     name = paths.root.name
     if not _DEFAULT_NAME.fullmatch(name):
         return plain(name)
-    holder = read_json(paths.holder)
-    place = _place_words(read_json(paths.config))
-    when = text(holder.get("time"))[:16]
-    return plain(" · ".join(filter(None, [text(holder.get("notebook")), place, when])) or name)
+    config = read_json(paths.config)
+    started = part(config, "started")
+    when = text(started.get("time"))[:16]
+    words = [text(started.get("notebook")), _place_words(config), when]
+    return plain(" · ".join(filter(None, words)) or name)
 
 
 def has_words(row: Row, find: str) -> bool:

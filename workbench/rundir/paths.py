@@ -16,6 +16,8 @@ from workbench.base.process import rank_log
 
 STORE = "store.db"
 """Name of a cluster's store in its private folder."""
+LOCK = "keeper.lock"
+"""Name of the keeper's lock in the private folder."""
 P = TypeVar("P", bound=PurePath)
 P_co = TypeVar("P_co", bound=PurePath, covariant=True)
 
@@ -38,11 +40,10 @@ class ClusterPaths:
     root: Path
 
     config = _Below("cluster.json")
-    """Spec of the cluster: backend, pods, count, time-outs."""
+    """Copy of the spec for readers: backend, pods, count, time-outs. `started`: process, user,
+    host, time and notebook of the start."""
     state = _Below("state.json")
     """Last state of the keeper and its pods, for readers on any machine; replaced atomically."""
-    holder = _Below("holder.json")
-    """Starter of the cluster: process, user, host, time, and the notebook if known."""
     lock = _Below(".lock")
     """Lock of the process that starts a keeper, until the state names the keeper."""
     keeper_log = _Below("keeper.log")
@@ -78,7 +79,7 @@ class ClusterPaths:
     @property
     def keeper_lock(self) -> Path:
         """Lock file of the keeper, locked during the keeper's life."""
-        return cluster_folder(self.root) / "keeper.lock"
+        return cluster_folder(self.root) / LOCK
 
     @property
     def store(self) -> Path:

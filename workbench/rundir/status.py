@@ -1,7 +1,4 @@
-"""Find the state and result of a run, and the state of its keeper and its cluster.
-
-The store of a cluster proves that the cluster knows a run.
-"""
+"""Find the state and result of a run, and the state of its keeper and its cluster."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ from pydantic.dataclasses import dataclass
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable, check_type
 from workbench.base.files import (
-    is_folder,
     is_missing,
     is_there,
     load_json,
+    read_bytes,
     read_json,
     read_known,
     unreadable,
@@ -41,12 +38,21 @@ from workbench.base.words import printable
 from workbench.pods.pod import Pod
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.register.store import KnownRun, known_runs, runs_in
+from workbench.rundir.register.registered import (
+    cluster_of,
+    is_listed,
+    is_own,
+    known_cluster_of,
+    was_taken,
+)
+from workbench.rundir.register.store import outcome_in, registration_in
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"
 """Phase of a cluster that cannot be read at the moment. A later read may succeed."""
+STATELESS = "its state file is gone or damaged"
+"""Message of a lost cluster that only its store knows."""
 _POD = TypeAdapter(Pod)
 _SILENCE_S = 20.0
 _SETTLE_S = 10.0
@@ -89,8 +95,6 @@ class ClusterStatus(TolerantRecord):
     boot: str = ""
     """Boot id of the keeper's machine. Empty: unknown on the system."""
     host: str = ""
-    lock: Whole | None = None
-    """Inode of the keeper's lock file."""
     last_phase: str = ""
     """Phase in the file, also after the keeper's death."""
     held: bool = False
@@ -140,7 +144,12 @@ def cluster_status(root: Path) -> ClusterStatus:
     if held:
         words = f"the keeper of the cluster lives and has not written {paths.state} yet"
         return replace(status, phase=UNKNOWN, message=words, held=True)
-    return status if status.pid is None else replace(status, phase="lost")
+    if status.pid is not None:
+        return replace(status, phase="lost")
+    if not raw and (entry := registration_in(paths.store)) is not None and not entry.is_closed:
+        # The store says that the cluster was started and never closed.
+        return replace(status, phase="lost", message=STATELESS, host=socket.gethostname())
+    return status
 
 
 def write_cluster_state(paths: ClusterPaths, state: Mapping[str, object]) -> None:
@@ -197,22 +206,6 @@ def keeper_process(root: Path) -> Process | None:
     return None
 
 
-def is_keeper(pid: int, root: Path) -> bool:
-    """Whether a process is the user's keeper of a directory.
-
-    Return True if the system shows no command lines.
-    """
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        owner = Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return not is_folder(Path("/proc/self"))
-    module = os.fsencode(entries.KEEPER)
-    started_for = words[words.index(module) + 1] if module in words[:-1] else b""
-    same = os.path.realpath(os.fsdecode(started_for)) == os.path.realpath(root)
-    return bool(started_for) and same and owner == os.getuid()
-
-
 def is_keeper_alive(cluster: Path) -> bool:
     """Whether a cluster's keeper is alive. Raise Unreadable if the state is unknown."""
     status = cluster_status(cluster)
@@ -247,13 +240,52 @@ def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
 
 
 def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
-    if is_missing(file := _result_file(paths)):
-        if is_alive(known_cluster_of(paths)):
+    result = _result_of(paths)
+    if not result:
+        cluster = known_cluster_of(paths)
+        if is_alive(cluster):
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
         # The keeper may have written the result in the meantime.
-        if is_missing(file := _result_file(paths)):
+        result = _result_of(paths) or _decided(paths, cluster)
+        if not result:
             return RunState.LOST
-    return _state_in(file, load_json(file))
+    return _state_in(_result_file(paths), result)
+
+
+def _decided(paths: RunPaths, cluster: Path) -> Json:
+    """Return the end of a run by the store of its cluster. Empty: no end is known."""
+    return outcome_in(ClusterPaths(cluster).store, id_of(paths))
+
+
+def _result_of(paths: RunPaths) -> Json:
+    """Return a run's result. Empty: the file is missing, or a power cut left it empty or torn."""
+    file = _result_file(paths)
+    try:
+        return load_json(file)
+    except Unreadable:
+        raise
+    except RunError:
+        if is_missing(file) or _is_torn(file):
+            return {}
+        raise
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether a file that is no JSON object begins as a record, has zeros or has nothing."""
+    try:
+        return read_bytes(file)[:1] in (b"", b"{", b"\0")
+    except OSError:  # A link or a pipe is no record of the keeper.
+        return False
+
+
+def has_result(paths: RunPaths) -> bool:
+    """Whether a run has a result. An empty or torn file counts as missing."""
+    try:
+        return bool(_result_of(paths))
+    except Unreadable:
+        return False
+    except RunError:  # Another program put the file there.
+        return True
 
 
 def result_file(paths: RunPaths) -> Path:
@@ -278,12 +310,6 @@ def _result_file(paths: RunPaths) -> Path:
     return paths.result
 
 
-def was_taken(paths: RunPaths) -> bool:
-    """Whether a keeper has taken a run. The keeper then writes more than the state `queued`."""
-    raw = read_json(paths.state)
-    return raw.get("state") != RunState.QUEUED or "wish" in raw
-
-
 def message_of(paths: RunPaths, state: RunState) -> str:
     """Return a message on the state of a run in a line."""
     if state is RunState.UNKNOWN:
@@ -299,7 +325,8 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         return printable(f"its keeper died; the files of the run are in {paths.root}{why}")
     raw = read_json(paths.state)
     if state.is_terminal:  # the result is written first
-        raw = raw | read_json(result_file(paths))
+        result = read_json(result_file(paths)) or _decided(paths, cluster_of(paths))
+        raw = {**raw, **result}
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
     hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
     return mask_secrets(printable(text(raw.get("message")) + (f" ({hints})" if hints else "")))
@@ -339,102 +366,3 @@ def _state_in(file: Path, raw: Json) -> RunState:
         raise RunError(
             f"{file} has no valid state of the run; put back a whole copy, or remove {file.parent}"
         ) from None
-
-
-def cluster_of(paths: RunPaths) -> Path:
-    """Return the cluster named by a trusted record of a run, or else the run's own directory.
-
-    The record is trusted if the cluster lies beside the run. Otherwise the cluster must be the
-    user's and know the run, or the user's run must still wait for its keeper.
-    """
-    try:
-        return known_cluster_of(paths)
-    except Unreadable:
-        return paths.root
-
-
-def known_cluster_of(paths: RunPaths) -> Path:
-    """Return the cluster as `cluster_of` does.
-
-    Raise Unreadable if files cannot be read at the moment.
-    """
-    named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
-    if "\0" in str(named):  # no path contains a NUL
-        return paths.root
-    is_missing(named)  # raises for an unreadable folder, which would seem to be missing below
-    if _is_with(named, paths.root):
-        return named
-    # No keeper has accepted or refused the run yet.
-    on_its_way = is_own(paths.root) and not was_taken(paths)
-    if is_own(named) and (on_its_way or _is_in(known_runs(ClusterPaths(named).store), paths)):
-        return named
-    return paths.root
-
-
-def is_listed(paths: RunPaths, cluster: Path) -> bool:
-    return _is_in(runs_in(ClusterPaths(cluster).store), paths)
-
-
-def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
-    """Raise RunError if a cluster has the run of that id in another directory.
-
-    A given directory may name any id, also the id of a live run of the reader. An id that the
-    cluster does not list is allowed: the run may be on its way to the keeper.
-
-    Raises:
-        Unreadable: The cluster's store cannot be read at the moment.
-        RunError: The cluster lists the id with another directory.
-    """
-    root = os.path.realpath(path)
-    for each in known_runs(ClusterPaths(cluster).store):
-        if each.id == run_id and os.path.realpath(each.path) != root:
-            raise RunError(
-                f"{path} names run {run_id} of the cluster {cluster}, and the cluster has "
-                f"that run in {each.path}; open the run there: Run.load({str(each.path)!r})"
-            )
-
-
-def _is_in(runs: Sequence[KnownRun], paths: RunPaths) -> bool:
-    run_id = read_json(paths.info).get("id")
-    root = os.path.realpath(paths.root)
-    try:
-        return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
-    except ValueError:  # a path that holds a NUL
-        return False
-
-
-def own_runs(cluster: Path) -> list[KnownRun]:
-    """Return a cluster's runs whose own record names the cluster.
-
-    Another run may be in a run's directory by now. Only the returned runs may be written to.
-    """
-    return [run for run in runs_in(ClusterPaths(cluster).store) if is_run_of(run, cluster)]
-
-
-def is_run_of(run: KnownRun, cluster: Path) -> bool:
-    """Whether the record in a run's directory names the run and the cluster by full paths."""
-    try:
-        info = read_json(RunPaths(run.path).info)
-        named = Path(text(info.get("cluster")))
-        is_full = run.path.is_absolute() and named.is_absolute()  # a relative path is a guess
-        return (
-            is_full
-            and info.get("id") == run.id
-            and os.path.realpath(named) == os.path.realpath(cluster)
-        )
-    except ValueError:  # a path that holds a NUL
-        return False
-
-
-def is_own(folder: Path) -> bool:
-    """Whether a folder exists and belongs to the user."""
-    try:
-        return folder.stat().st_uid == os.getuid()
-    except (OSError, ValueError):
-        return False
-
-
-def _is_with(cluster: Path, run: Path) -> bool:
-    paths = ClusterPaths(Path(os.path.realpath(cluster)))
-    below = run.parent == paths.runs and is_there(paths.config)
-    return below or paths.root in (run, run / "cluster")  # the command line uses the second

@@ -22,15 +22,17 @@ from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.figures.workers import GpuUse
 from workbench.rundir.output.attempts import attempts_in, rank_logs
 from workbench.rundir.output.tail import LogTail
+from workbench.rundir.register.registered import (
+    cluster_of,
+)
 from workbench.rundir.result import HostSlots, ResultRecord, submitted_rows
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    cluster_of,
     cluster_status,
+    has_result,
     id_of,
     message_of,
-    result_file,
     run_at,
     silence_of,
     state_or_problem,
@@ -216,7 +218,7 @@ class RunView:
             self.message = problem
             self.hint = ""
             return
-        if state.is_terminal and result_file(self.paths).exists():
+        if state.is_terminal and has_result(self.paths):
             self.result = ResultRecord.load(self.paths.root)
             self.state = state
             self.message = self.result.message

@@ -230,7 +230,6 @@ def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_name
         (paths.state, state),
         (paths.config, {}),
         (paths.hostfile, CANARY),
-        (paths.holder, {}),
     ):
         file.write_text(json.dumps(data))
     if not ended:

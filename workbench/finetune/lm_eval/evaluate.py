@@ -24,7 +24,9 @@ from workbench.finetune.lm_eval.scores import Scores, as_evaluation, scores_from
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.catalog.benchmarks import add_evaluation
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.status import cluster_of
+from workbench.rundir.register.registered import (
+    cluster_of,
+)
 
 if TYPE_CHECKING:
     from workbench.client.submission import Submission

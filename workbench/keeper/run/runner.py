@@ -48,7 +48,7 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
-from workbench.rundir.status import result_file
+from workbench.rundir.status import has_result
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Runner:
 
     @property
     def ended(self) -> bool:
-        return result_file(self.context.paths).exists()
+        return has_result(self.context.paths)
 
     @property
     def over(self) -> bool:

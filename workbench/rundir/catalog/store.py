@@ -25,10 +25,12 @@ from workbench.rundir.events import EventTail
 from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.registered import (
+    cluster_of,
+)
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    cluster_of,
     cluster_status,
     id_of,
     is_keeper_alive,

@@ -18,7 +18,7 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import result_file
+from workbench.rundir.status import has_result
 from workbench.rundir.totals import Progress, RunTotals, TotalsTail
 
 _LOOKED_AT = 50
@@ -92,7 +92,7 @@ def _earlier_run(
     """
     newest_first = sorted(find_runs(runs), key=lambda each: each.root.name, reverse=True)
     for paths in newest_first[:_LOOKED_AT]:
-        if paths.root == own.root or not result_file(paths).exists():
+        if paths.root == own.root or not has_result(paths):
             continue
         # A run of another version or with damaged files is no measure.
         with suppress(WorkbenchError, ValueError):

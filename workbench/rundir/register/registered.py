@@ -1,4 +1,4 @@
-"""The register of the user's clusters: the stores in the private folders of all clusters.
+"""The register of the user's clusters and their runs: the stores in the private folders.
 
 A cluster's directory is data: a colleague may have given the directory, or pods may share it. Only
 a registered cluster is taken over, cleaned up, logged into or signalled.
@@ -11,20 +11,31 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import write_json
+from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError
+from workbench.base.files import is_missing, is_there, read_json, read_known, write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
+from workbench.base.json_values import text
 from workbench.base.process import boot_id
-from workbench.rundir.paths import STORE, ClusterPaths
-from workbench.rundir.register.store import Registration, close_store, create_store, registration_in
+from workbench.rundir.paths import LOCK, STORE, ClusterPaths, RunPaths
+from workbench.rundir.register.store import (
+    KnownRun,
+    Registration,
+    close_store,
+    create_store,
+    known_runs,
+    registration_in,
+    runs_in,
+)
+from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger
+_FORGET_S = 30 * 86_400.0  # from the last write to a folder that no cluster needs any more
 _REMEDY = "The folder is only shown. Start a cluster with another path"
 
 
@@ -32,12 +43,17 @@ class NotRegistered(RunError):
     """Report a directory that is data, without a cluster started there by the user."""
 
 
-def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
+def register(
+    paths: ClusterPaths,
+    stored: Mapping[str, object],
+    started: Mapping[str, object] | None = None,
+) -> None:
     """Enter a starting cluster, and write its specification into its directory for readers.
 
     Args:
         paths: The cluster's existing directory.
         stored: The JSON form of the specification, without values of variables.
+        started: Who starts the cluster, for readers of the directory.
 
     Raises:
         ConfigError: The private folder takes no store.
@@ -57,7 +73,7 @@ def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
         create_store(paths.store, entry)
     except OSError as error:
         raise ConfigError(str(error)) from error
-    write_json(paths.config, entry.spec)
+    write_json(paths.config, {**entry.spec, "started": started or {}})
 
 
 def make_own_folder(paths: ClusterPaths) -> None:
@@ -131,8 +147,117 @@ def is_tidied(cluster: Path) -> bool:
         return False
 
 
+def cluster_of(paths: RunPaths) -> Path:
+    """Return the cluster named by a trusted record of a run, or else the run's own directory.
+
+    The record is trusted if the cluster lies beside the run. Otherwise the cluster must be the
+    user's and know the run, or the user's run must still wait for its keeper.
+    """
+    try:
+        return known_cluster_of(paths)
+    except Unreadable:
+        return paths.root
+
+
+def known_cluster_of(paths: RunPaths) -> Path:
+    """Return the cluster as `cluster_of` does.
+
+    Raise Unreadable if files cannot be read at the moment.
+    """
+    named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
+    if "\0" in str(named):  # no path contains a NUL
+        return paths.root
+    is_missing(named)  # raises for an unreadable folder, which would seem to be missing below
+    if _is_with(named, paths.root):
+        return named
+    # No keeper has accepted or refused the run yet.
+    on_its_way = is_own(paths.root) and not was_taken(paths)
+    if is_own(named) and (on_its_way or _is_in(known_runs(ClusterPaths(named).store), paths)):
+        return named
+    return paths.root
+
+
+def is_listed(paths: RunPaths, cluster: Path) -> bool:
+    return _is_in(runs_in(ClusterPaths(cluster).store), paths)
+
+
+def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
+    """Raise RunError if a cluster has the run of that id in another directory.
+
+    A given directory may name any id, also the id of a live run of the reader. An id that the
+    cluster does not list is allowed: the run may be on its way to the keeper.
+
+    Raises:
+        Unreadable: The cluster's store cannot be read at the moment.
+        RunError: The cluster lists the id with another directory.
+    """
+    root = os.path.realpath(path)
+    for each in known_runs(ClusterPaths(cluster).store):
+        if each.id == run_id and os.path.realpath(each.path) != root:
+            raise RunError(
+                f"{path} names run {run_id} of the cluster {cluster}, and the cluster has "
+                f"that run in {each.path}; open the run there: Run.load({str(each.path)!r})"
+            )
+
+
+def _is_in(runs: Sequence[KnownRun], paths: RunPaths) -> bool:
+    run_id = read_json(paths.info).get("id")
+    root = os.path.realpath(paths.root)
+    try:
+        return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
+    except ValueError:  # a path that holds a NUL
+        return False
+
+
+def own_runs(cluster: Path) -> list[KnownRun]:
+    """Return a cluster's runs whose own record names the cluster.
+
+    Another run may be in a run's directory by now. Only the returned runs may be written to.
+    """
+    return [run for run in runs_in(ClusterPaths(cluster).store) if is_run_of(run, cluster)]
+
+
+def is_run_of(run: KnownRun, cluster: Path) -> bool:
+    """Whether the record in a run's directory names the run and the cluster by full paths."""
+    try:
+        info = read_json(RunPaths(run.path).info)
+        named = Path(text(info.get("cluster")))
+        is_full = run.path.is_absolute() and named.is_absolute()  # a relative path is a guess
+        return (
+            is_full
+            and info.get("id") == run.id
+            and os.path.realpath(named) == os.path.realpath(cluster)
+        )
+    except ValueError:  # a path that holds a NUL
+        return False
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder exists and belongs to the user."""
+    try:
+        return folder.stat().st_uid == os.getuid()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_with(cluster: Path, run: Path) -> bool:
+    paths = ClusterPaths(Path(os.path.realpath(cluster)))
+    below = run.parent == paths.runs and is_there(paths.config)
+    return below or paths.root in (run, run / "cluster")  # the command line uses the second
+
+
+def was_taken(paths: RunPaths) -> bool:
+    """Whether a keeper has taken a run. The keeper then writes more than the state `queued`."""
+    raw = read_json(paths.state)
+    return raw.get("state") != RunState.QUEUED or "wish" in raw
+
+
 def prune() -> None:
-    """Remove the private folders of clusters with missing directories. Never raises."""
+    """Remove the private folders that no cluster needs any more. Never raises.
+
+    The cluster was closed a month ago, or its directory is gone. A cluster that was never closed
+    keeps its folder as long as its directory exists.
+    """
     try:
         folders = list(clusters_folder().iterdir())
     except OSError:
@@ -141,27 +266,37 @@ def prune() -> None:
         with suppress(OSError, WorkbenchError):
             if _is_over(folder):
                 shutil.rmtree(folder)
-                logger.info("%s is removed: the directory of its cluster is gone", folder)
+                logger.info("%s is removed: no cluster needs the folder any more", folder)
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether the cluster of a private folder has no directory and no keeper any more."""
+    """Whether no cluster needs a private folder any more."""
     entry = registration_in(folder / STORE)
-    if entry is None:
-        return False
+    newest_s = max(each.lstat().st_mtime for each in (folder, *folder.iterdir()))
+    age_s = time.time() - newest_s
+    if entry is not None and _is_gone(entry, folder):
+        return age_s > _PRUNE_S and not is_locked(folder / LOCK)
+    # Without an entry, a start was broken off, or nothing tells of the cluster any more.
+    is_needed = entry is not None and not entry.is_closed and _may_be_there(entry, folder)
+    return age_s > _FORGET_S and not is_needed and not is_locked(folder / LOCK)
+
+
+def _may_be_there(entry: Registration, folder: Path) -> bool:
+    """Whether the directory of a cluster exists, or cannot be looked up."""
     path = Path(entry.path)
-    # An escaped byte is no part of the name: such a path cannot be looked up.
-    if cluster_folder(path) != folder or os.path.lexists(path):
+    # An escaped byte is no part of the name.
+    return cluster_folder(path) != folder or os.path.lexists(path)
+
+
+def _is_gone(entry: Registration, folder: Path) -> bool:
+    """Whether the directory of a cluster was removed, and its disk is not merely unmounted."""
+    if _may_be_there(entry, folder):
         return False
-    # The folder above is there, on the same disk: the disk is not merely unmounted.
     try:
-        above = path.parent.stat()
+        above = Path(entry.path).parent.stat()
     except OSError:
         return False
-    is_same_disk = entry.boot == boot_id() and above.st_dev == entry.device
-    newest_s = max(each.lstat().st_mtime for each in folder.iterdir())
-    is_young = time.time() - newest_s < _PRUNE_S
-    return is_same_disk and not is_young and not is_locked(ClusterPaths(path).keeper_lock)
+    return entry.boot == boot_id() and above.st_dev == entry.device
 
 
 def _is_place_of(entry: Registration, facts: os.stat_result) -> bool:

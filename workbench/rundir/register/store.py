@@ -245,6 +245,18 @@ def known_runs(path: Path) -> Sequence[KnownRun]:
     return list(_whole(rows, _run_of_row))
 
 
+def outcome_in(path: Path, run: str) -> Mapping[str, object]:
+    """Return state and message of a run that is over; empty for another run.
+
+    Raises as `read_store`.
+    """
+    ((rows,), _) = _read(path, "decision")
+    for decision in _whole(rows, _decision_of_row):
+        if decision.run == run and decision.what in (DecisionKind.ENDED, DecisionKind.WITHDRAWN):
+            return decision.facts
+    return {}
+
+
 def runs_in(path: Path) -> Sequence[KnownRun]:
     """Return the runs as `known_runs`; none if the store cannot be read at the moment."""
     try:
