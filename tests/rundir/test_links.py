@@ -10,7 +10,7 @@ import pytest
 from tests.support.sentences import sentence
 from tests.support.writtenrun import write_run
 from workbench.base.errors import RunError
-from workbench.base.files.gate import make_folders, open_to_append, open_to_write
+from workbench.base.files.gate import make_folders, open_to_write
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector, mask_file
@@ -93,6 +93,4 @@ def test_no_folder_of_a_run_is_made_or_used_through_a_link(
     for flags in (os.O_WRONLY | os.O_CREAT, os.O_RDWR):
         with pytest.raises(OSError):
             open_to_write(where / "authorized_keys", flags, paths.root)
-    with pytest.raises(OSError):
-        open_to_append(where / ".bashrc", paths.root)
     assert untouched(home)

@@ -11,9 +11,10 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import gate, read_json, write_json
+from workbench.base.files import files_in, read_json, sync_below, write_json
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.files.gate import make_folders
+from workbench.base.files.folders import remove_folder
+from workbench.base.files.gate import make_folders, move
 from workbench.base.json_values import parse_json, part
 from workbench.base.messages.wire import ask
 from workbench.base.words import told
@@ -333,7 +334,7 @@ def send_checkpoint(
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
             continue
-        for path in gate.files_in(part):
+        for path in files_in(part):
             link.put_file(path, str(target / f"rank-{rank}" / path.name))
 
 
@@ -356,7 +357,7 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
     except (OSError, WorkbenchError) as error:
         return str(error)
     part = final.with_name(f".{final.name}.part")
-    gate.remove_tree(part, paths.root)
+    remove_folder(part)
 
     def one(each: PodPart) -> str:
         link, rank, folder = each
@@ -370,13 +371,13 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
             if problem:
                 return problem
         # After a power cut, a folder of this name holds a whole checkpoint.
-        gate.sync_below(part)
-        gate.move(part, final, paths.root)
-        gate.sync_below(paths.checkpoints)
+        sync_below(part)
+        move(part, final, paths.root)
+        sync_below(paths.checkpoints)
     except (OSError, WorkbenchError) as error:
         return str(error)
     finally:
-        gate.remove_tree(part, paths.root)
+        remove_folder(part)
     return ""
 
 

@@ -1,7 +1,7 @@
 """Records as JSON, and files that a user names.
 
-`gate` opens all files of a record. The other modules beside this file handle full disks, locks and
-private folders.
+`records` opens, writes and lists files. The other modules beside this file handle files that a pod
+or another person may have changed, full disks, locks and private folders.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type
-from workbench.base.files.gate import (
+from workbench.base.files.records import (
+    files_below,
+    files_in,
+    folders_in,
     open_record,
+    open_to_append,
     read_bytes,
+    read_end,
     read_text,
+    sha256_of,
+    sync_below,
     write_bytes,
     write_text,
 )
@@ -27,6 +34,9 @@ from workbench.base.json_values import json_text, parse_record
 __all__ = (
     "KeptFile",
     "check_working_directory",
+    "files_below",
+    "files_in",
+    "folders_in",
     "is_certain",
     "is_folder",
     "is_missing",
@@ -34,11 +44,15 @@ __all__ = (
     "load_json",
     "not_ours",
     "open_record",
+    "open_to_append",
     "read_bytes",
+    "read_end",
     "read_given",
     "read_json",
     "read_known",
     "read_text",
+    "sha256_of",
+    "sync_below",
     "unreadable",
     "user_path",
     "write_bytes",
@@ -126,10 +140,10 @@ def check_working_directory() -> None:
         ) from error
 
 
-def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
+def load_json(path: Path) -> dict[str, object]:
     """Return a JSON object from a run's or cluster's directory. A RunError names the file."""
     try:
-        match parse_record(read_bytes(path, within).decode()):
+        match parse_record(read_bytes(path).decode()):
             case dict() as record:
                 return record
         problem = "it is not a JSON object"
@@ -144,21 +158,21 @@ def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
     )
 
 
-def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
     """Return a JSON object, empty for a missing or broken file."""
     try:
-        return load_json(path, within)
+        return load_json(path)
     except RunError:
         return {}
 
 
-def read_known(path: Path, within: Path | None = None) -> dict[str, object]:
+def read_known(path: Path) -> dict[str, object]:
     """Return a JSON object, empty for a missing or broken file.
 
     Raises Unreadable if the file may exist.
     """
     try:
-        return load_json(path, within)
+        return load_json(path)
     except Unreadable:
         raise
     except RunError:
@@ -179,7 +193,7 @@ _CERTAIN = (
 )
 _WORDS = {
     errno.ELOOP: "it is a link, and no link is followed there",
-    errno.ENOTDIR: "its folder is a link, and no link is followed there",
+    errno.ENOTDIR: "its folder is a file",
     errno.ENOENT: "there is no such file",
     errno.ENXIO: "it is not a regular file",
 }

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import DiskFull, RunError
-from workbench.base.files.gate import sync_below
+from workbench.base.files import sync_below
 from workbench.base.process import pod_name
 from workbench.finetune.checkpoint import snapshot
 from workbench.finetune.checkpoint.reshard import resharded

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import gate
 from workbench.base.json_values import parse_json, part, text
 from workbench.base.words import short_list, told
 from workbench.jobs.requirements.requirements import Requirements
@@ -209,7 +208,7 @@ class Packages:
             logger.warning("the log of pip on %s: %s", link.pod.name, error)
             # The masking may have failed.
             with suppress(OSError):
-                gate.remove(local, self._context.paths.root)
+                local.unlink(missing_ok=True)
 
 
 def _is_older(version: str, least: str) -> bool:

@@ -15,8 +15,16 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import gate, write_json, write_text
+from workbench.base.files import (
+    files_below,
+    files_in,
+    folders_in,
+    sha256_of,
+    write_json,
+    write_text,
+)
 from workbench.base.files.disk import check_room
+from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import parse_json
 from workbench.base.words import short_list
 from workbench.rundir.checkpoints import number_in, problem_of
@@ -92,11 +100,11 @@ _RUN = TypeAdapter(StoredRun)
 def put_run(store: Store, paths: RunPaths, run_id: str) -> None:
     """Write a run's record and its job, which a restart may have changed."""
     inputs = {}
-    for path in gate.files_in(paths.inputs, within=paths.root):
-        inputs[path.name] = _stored(path, paths.root)
+    for path in files_in(paths.inputs):
+        inputs[path.name] = _stored(path)
     job = inputs.pop(paths.job.name)
     record = StoredRun(run=run_id, job=job, inputs=inputs)
-    store.put([_copy(store, paths.job, paths.root, JOB, job)])
+    store.put([_copy(store, paths.job, JOB, job)])
     store.write(RUN, _RUN.dump_json(record).decode())
 
 
@@ -107,15 +115,15 @@ def put_checkpoint(store: Store, paths: RunPaths, step: int) -> int:
     """
     folder = paths.checkpoints / f"step-{step}"
     files = {}
-    for path in gate.files_below(folder, paths.root):
-        files[path.relative_to(folder).as_posix()] = _stored(path, paths.root)
+    for path in files_below(folder):
+        files[path.relative_to(folder).as_posix()] = _stored(path)
     manifest = StoredCheckpoint(step=step, files=files)
     content = _CHECKPOINT.dump_json(manifest).decode()
     name = f"step-{step}"
     if store.read(f"{name}/{MANIFEST}", _MOST_BYTES) != content:
         copies = []
         for each, facts in files.items():
-            copies.append(_copy(store, folder / each, paths.root, f"{name}/{each}", facts))
+            copies.append(_copy(store, folder / each, f"{name}/{each}", facts))
         store.put(copies)
         store.write(f"{name}/{MANIFEST}", content)
     return manifest.size
@@ -150,9 +158,9 @@ def fetch_run(store: Store, target: Path) -> None:
     if job is None:
         raise RunError(f"{store.at(JOB)} is missing; resume from another run")
     paths = RunPaths(target)
-    gate.make_folders(paths.inputs, target)
+    paths.inputs.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(paths.job, job)
-    if _stored(paths.job, target) != record.job:
+    if _stored(paths.job) != record.job:
         raise RunError(f"the checksum of {store.at(JOB)} is wrong; resume from another run")
     inputs = {name: {"sha256": file.sha256} for name, file in record.inputs.items()}
     write_json(target / INPUTS, inputs)
@@ -204,25 +212,25 @@ def _fetch(store: Store, below: Mapping[str, int], step: int, target: Path) -> s
     folder = RunPaths(target).checkpoints / name
     problem = "the download did not end"
     try:
-        problem = _fetched(store, manifest, folder, target)
+        problem = _fetched(store, manifest, folder)
     finally:
         if problem:
-            gate.remove_tree(folder, target)
+            remove_folder(folder)
     return problem
 
 
-def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path, target: Path) -> str:
+def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path) -> str:
     """Fetch the files of a checkpoint and compare every byte with both manifests."""
     copies = []
     for file, facts in manifest.files.items():
         path = folder / file
-        gate.make_folders(path.parent, target)
-        copies.append(_copy(store, path, target, f"{folder.name}/{file}", facts))
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copies.append(_copy(store, path, f"{folder.name}/{file}", facts))
     for copy, digest in zip(copies, store.get(copies), strict=True):
         if digest != copy.sha256:
             return f"the checksum of {copy.path.relative_to(folder)} is wrong"
-    for pod in gate.folders_in(folder, within=target):
-        for rank in gate.folders_in(pod, within=target):
+    for pod in folders_in(folder):
+        for rank in folders_in(pod):
             problem = problem_of(rank)
             if problem:
                 return problem
@@ -277,14 +285,13 @@ def _parsed(adapter: TypeAdapter[_T], text: str, where: str) -> _T:
         raise RunError(f"{where} is not JSON: {error}") from error
 
 
-def _stored(path: Path, within: Path) -> StoredFile:
-    return StoredFile(bytes=path.lstat().st_size, sha256=gate.digest(path, within))
+def _stored(path: Path) -> StoredFile:
+    return StoredFile(bytes=path.lstat().st_size, sha256=sha256_of(path))
 
 
-def _copy(store: Store, path: Path, within: Path, name: str, facts: StoredFile) -> Copy:
+def _copy(store: Store, path: Path, name: str, facts: StoredFile) -> Copy:
     return Copy(
         path=path,
-        within=within,
         address=store.at(name),
         bytes=facts.bytes,
         sha256=facts.sha256,

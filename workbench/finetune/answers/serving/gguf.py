@@ -18,7 +18,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import read_text, write_text
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import library
 from workbench.base.words import counted
@@ -74,7 +74,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     _forget_code(source)
     _converter(source, request["gguf"], file).write()
     words = _modelfile(source, file.name, job)
-    gate.write_text(file.with_name("Modelfile"), words, mode=0o644)
+    write_text(file.with_name("Modelfile"), words, mode=0o644)
     return {}
 
 
@@ -106,9 +106,9 @@ def _forget_code(folder: Path) -> None:
     """Remove the names of Python files from configurations; the converter would run the files."""
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
-        content = json.loads(gate.read_text(path))
+        content = json.loads(read_text(path))
         if content.pop("auto_map", None) is not None:
-            gate.write_text(path, json.dumps(content, indent=2))
+            write_text(path, json.dumps(content, indent=2))
 
 
 def _converter(source: Path, gguf_type: str, file: Path) -> Any:
@@ -116,7 +116,7 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
     conversion = import_module("conversion")
     gguf = import_module("gguf")
     # transformers 5 drops keys that the converter reads; config.json has the keys of both versions.
-    written = json.loads(gate.read_text(source / "config.json"))
+    written = json.loads(read_text(source / "config.json"))
     hparams = {**written, **conversion.ModelBase.load_hparams(source, False)}
     if "n_positions" in hparams:
         hparams.setdefault("n_ctx", hparams["n_positions"])
@@ -241,7 +241,7 @@ def _ends(folder: Path) -> Sequence[int]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return ()
-    ends = json.loads(gate.read_text(path)).get("eos_token_id")
+    ends = json.loads(read_text(path)).get("eos_token_id")
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 

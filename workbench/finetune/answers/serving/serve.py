@@ -19,7 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.base import entries
 from workbench.base.errors import DiskFull, RunError
-from workbench.base.files.gate import library, read_bytes
+from workbench.base.files import read_bytes
+from workbench.base.files.gate import library
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import Request, incoming
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
