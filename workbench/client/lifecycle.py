@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
-from workbench.base.files import open_to_append, read_json, write_json
+from workbench.base.files import read_json, records, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
 from workbench.base.messages.wire import ask
@@ -76,7 +76,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
     # and no lock is made beside them.
     if any(root.iterdir()) and not (paths.lock.exists() or paths.config.exists()):
         raise ConfigError(_foreign(root))
-    with open_to_append(paths.lock) as lock:
+    with records.open_to_append(paths.lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

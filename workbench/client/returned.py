@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
-from workbench.base.files import folders_in, is_there
+from workbench.base.files import is_there, records
 from workbench.base.files.gate import read_within
 from workbench.base.json_values import Json, parse_json
 from workbench.rundir.make.function import RETURNED
@@ -95,7 +95,7 @@ def _type_at(module: str, name: str) -> type[BaseException] | None:
 def _written(paths: RunPaths, name: str) -> Path | None:
     """Find a file that a rank wrote. None: it wrote no such file."""
     # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
-    inside = folders_in(paths.outputs)
+    inside = records.folders_in(paths.outputs)
     folders = [paths.outputs, *(path for path in inside if path.name != RETURNED)]
     found = (folder / RETURNED / name for folder in folders)
     return next(filter(is_there, found), None)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import is_folder, not_ours, open_to_append, read_json, write_json
+from workbench.base.files import is_folder, not_ours, read_json, records, write_json
 from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import number
 from workbench.base.messages.wire import Refused, ask
@@ -191,7 +191,7 @@ def end_broken_off(cluster: Path) -> str:
 
     if not why():
         return ""
-    with open_to_append(paths.lock) as lock:
+    with records.open_to_append(paths.lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # no other start may use the directory meanwhile
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import files_in, read_json, sync_below, write_json
+from workbench.base.files import read_json, records, write_json
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.files.folders import remove_folder
 from workbench.base.files.gate import make_folders, move
@@ -334,7 +334,7 @@ def send_checkpoint(
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
             continue
-        for path in files_in(part):
+        for path in records.files_in(part):
             link.put_file(path, str(target / f"rank-{rank}" / path.name))
 
 
@@ -371,9 +371,9 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
             if problem:
                 return problem
         # After a power cut, a folder of this name holds a whole checkpoint.
-        sync_below(part)
+        records.sync_below(part)
         move(part, final, paths.root)
-        sync_below(paths.checkpoints)
+        records.sync_below(paths.checkpoints)
     except (OSError, WorkbenchError) as error:
         return str(error)
     finally:

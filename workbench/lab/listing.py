@@ -20,7 +20,7 @@ from zipfile import ZipFile, ZipInfo
 
 from workbench.base.display_protocol import as_page
 from workbench.base.errors import RunError
-from workbench.base.files import files_below
+from workbench.base.files import records
 from workbench.base.files.gate import open_within
 from workbench.base.words import counted, gib, plain
 from workbench.benchmark.result import Report, rows_below
@@ -203,7 +203,7 @@ class Listing:
         model = self._name(run.model)
         folder = self._place(model)
         try:
-            files = files_below(folder)
+            files = records.files_below(folder)
         except OSError as error:
             raise RunError(f"{folder} cannot be listed: {error.strerror}") from error
         if not files:

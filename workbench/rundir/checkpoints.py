@@ -18,15 +18,7 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import (
-    files_in,
-    folders_in,
-    not_ours,
-    read_json,
-    sha256_of,
-    sync_below,
-    write_json,
-)
+from workbench.base.files import not_ours, read_json, records, write_json
 from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import Json, items, part, whole
 from workbench.base.record.tolerant import Whole
@@ -109,7 +101,7 @@ def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list
 
     Return the `most` newest steps, newest first.
     """
-    steps = [number_in(path.name, "step") for path in folders_in(folder, "step-*")]
+    steps = [number_in(path.name, "step") for path in records.folders_in(folder, "step-*")]
     steps.sort(reverse=True)
     kept = steps[:most]
     old = [step for step in steps[most:] if step not in busy]
@@ -118,7 +110,7 @@ def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list
     try:
         # After a power cut, the disk has the old checkpoints or the new ones.
         for step in kept:
-            sync_below(folder / f"step-{step}")
+            records.sync_below(folder / f"step-{step}")
     except OSError as error:
         logger.warning(
             "older checkpoints in %s stay: the newer cannot be synced: %s", folder, error
@@ -131,7 +123,7 @@ def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list
 
 def remove_after(folder: Path, step: int) -> None:
     """Remove the damaged checkpoints after a step; the run repeats the later steps."""
-    for path in folders_in(folder, "step-*"):
+    for path in records.folders_in(folder, "step-*"):
         if number_in(path.name, "step") > step:
             remove_folder(path)
 
@@ -155,13 +147,13 @@ Places = Mapping[int, tuple[str, Path]]
 
 def _here(folder: Path) -> dict[int, Places]:
     steps: dict[int, Places] = {}
-    for path in folders_in(folder, "step-*"):
+    for path in records.folders_in(folder, "step-*"):
         step = number_in(path.name, "step")
         if step < 0:
             continue
         places: dict[int, tuple[str, Path]] = {}
-        for pod in folders_in(path):
-            for place in folders_in(pod, "rank-*"):
+        for pod in records.folders_in(path):
+            for place in records.folders_in(pod, "rank-*"):
                 rank = number_in(place.name, "rank")
                 places[rank] = (pod.name, place)
         steps[step] = places
@@ -209,7 +201,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
     # Another user may have changed files with foreign ownership or write access.
-    for path in (part, *files_in(part)):
+    for path in (part, *records.files_in(part)):
         foreign = not_ours(path)
         if foreign:
             return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
@@ -220,12 +212,12 @@ def write_manifest(folder: Path, **facts: object) -> int:
     """Write the manifest of a part, and return the bytes of the files."""
     listed = {}
     total = 0
-    for path in files_in(folder):
+    for path in records.files_in(folder):
         if path.name == NAME:
             continue
         size = path.stat().st_size
         total += size
-        listed[path.name] = {"bytes": size, "sha256": sha256_of(path)}
+        listed[path.name] = {"bytes": size, "sha256": records.sha256_of(path)}
     write_json(folder / NAME, {**facts, "files": listed})
     return total
 
@@ -256,7 +248,7 @@ def problem_of(folder: Path) -> str:
         size = facts.st_size
         if size != entry["bytes"]:
             return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
-        if sha256_of(path) != entry["sha256"]:
+        if records.sha256_of(path) != entry["sha256"]:
             return f"the checksum of {folder.name}/{name} is wrong"
     return ""
 

@@ -16,16 +16,9 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type
 from workbench.base.files.records import (
-    files_below,
-    files_in,
-    folders_in,
     open_record,
-    open_to_append,
     read_bytes,
-    read_end,
     read_text,
-    sha256_of,
-    sync_below,
     write_bytes,
     write_text,
 )
@@ -34,9 +27,6 @@ from workbench.base.json_values import json_text, parse_record
 __all__ = (
     "KeptFile",
     "check_working_directory",
-    "files_below",
-    "files_in",
-    "folders_in",
     "is_certain",
     "is_folder",
     "is_missing",
@@ -44,15 +34,11 @@ __all__ = (
     "load_json",
     "not_ours",
     "open_record",
-    "open_to_append",
     "read_bytes",
-    "read_end",
     "read_given",
     "read_json",
     "read_known",
     "read_text",
-    "sha256_of",
-    "sync_below",
     "unreadable",
     "user_path",
     "write_bytes",

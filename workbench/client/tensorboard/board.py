@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import BackendError, RunError
-from workbench.base.files import files_below, files_in
+from workbench.base.files import records
 from workbench.base.files.gate import check_regular
 from workbench.base.words import plain
 from workbench.client.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
@@ -152,7 +152,7 @@ class Board(LiveDisplayable):
 def board_folder(paths: RunPaths) -> Path:
     """Return the folder of a run's event files: the whole run if a script wrote some."""
     try:
-        outputs = files_below(paths.outputs)
+        outputs = records.files_below(paths.outputs)
     except OSError as error:
         raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
     if any(fnmatchcase(path.name, _EVENT_FILES) for path in outputs):
@@ -166,9 +166,9 @@ def board_folder(paths: RunPaths) -> Path:
 def has_board(paths: RunPaths) -> bool:
     """Whether a run has event files for TensorBoard. False for unreadable folders."""
     try:
-        files = files_in(paths.tensorboard, _EVENT_FILES)
+        files = records.files_in(paths.tensorboard, _EVENT_FILES)
         return bool(files) or any(
-            fnmatchcase(path.name, _EVENT_FILES) for path in files_below(paths.outputs)
+            fnmatchcase(path.name, _EVENT_FILES) for path in records.files_below(paths.outputs)
         )
     except OSError:
         return False

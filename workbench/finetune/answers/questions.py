@@ -109,9 +109,9 @@ class _OwnRows:
 
     def _all(self) -> Iterator[Question]:
         file = self._paths.inputs / "eval.jsonl"
-        for where, data in _lines(
-            file if file.exists() else self._paths.predictions, self._paths.root
-        ):
+        if not file.exists():
+            file = self._paths.predictions
+        for where, data in _lines(file, self._paths.root):
             row = Fields(data, where)
             table_id = row.data.get("table_id")
             turns = turns_of(row)

@@ -23,7 +23,7 @@ from workbench.base.child import (
     start,
 )
 from workbench.base.errors import DiskFull, RunError, require_package
-from workbench.base.files import files_in, load_json, read_json, sha256_of
+from workbench.base.files import load_json, read_json, records
 from workbench.base.files.gate import check_regular
 from workbench.base.json_values import part, whole
 from workbench.base.messages import rpc
@@ -287,7 +287,7 @@ def _check_weights(paths: RunPaths) -> None:
 
 @lru_cache(maxsize=256)
 def _digest(path: Path, _size: int, _time_ns: int) -> str:
-    return sha256_of(path)
+    return records.sha256_of(path)
 
 
 def _longest_answer(paths: RunPaths) -> int:
@@ -298,7 +298,7 @@ def _longest_answer(paths: RunPaths) -> int:
 
 def _check_shards(paths: RunPaths) -> None:
     """Raise RunError if an index of weights names files outside its folder."""
-    for index in files_in(paths.model, "*.index.json"):
+    for index in records.files_in(paths.model, "*.index.json"):
         shards = part(load_json(index), "weight_map").values()
         for shard in shards:
             if isinstance(shard, str) and PurePath(shard).name == shard:

@@ -20,14 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import (
-    is_folder,
-    load_json,
-    open_record,
-    open_to_append,
-    user_path,
-    write_json,
-)
+from workbench.base.files import is_folder, load_json, open_record, records, user_path, write_json
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import state_folder
 from workbench.base.package import fingerprint
@@ -226,7 +219,7 @@ def _copied(key: str, folder: Path) -> Prepared | None:
         for name, source in files.items():
             made[name] = folder / f"{name}.jsonl"
             made[name].unlink(missing_ok=True)
-            with open_to_append(made[name]) as target:
+            with records.open_to_append(made[name]) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
     except FileNotFoundError:  # the earlier run was removed
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base.files import read_json, sha256_of
+from workbench.base.files import read_json, records
 from workbench.base.package import fingerprint
 from workbench.rundir.paths import RunPaths
 
@@ -17,7 +17,7 @@ def origin(root: Path) -> Mapping[str, object]:
     for name in ("train.jsonl", "eval.jsonl"):
         path = paths.inputs / name
         if path.is_file():
-            digests[name] = sha256_of(path)
+            digests[name] = records.sha256_of(path)
     known = digests or read_json(paths.job).get("hub")
     if not known:
         return {"data": ""}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import read_json, sha256_of, write_json
+from workbench.base.files import read_json, records, write_json
 from workbench.base.json_values import Json, items, part, text, whole
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
@@ -385,7 +385,7 @@ def _check_rows(
     same = hubs[0] == hubs[1] and bool(train) == bool(earlier)
     if same and train:
         digest = _digest_of_rows(before, str(earlier))
-        same = digest == sha256_of(paths.inputs / str(train))
+        same = digest == records.sha256_of(paths.inputs / str(train))
     if not same:
         raise ConfigError(
             f"the training rows differ from the rows of {before.name}; resume with the same dataset"
@@ -397,4 +397,4 @@ def _digest_of_rows(before: Before, name: str) -> str:
     if before.store:
         return text(part(read_json(before.root / INPUTS), name).get("sha256"))
     file = RunPaths(before.root).inputs / name
-    return sha256_of(file) if file.is_file() else ""
+    return records.sha256_of(file) if file.is_file() else ""

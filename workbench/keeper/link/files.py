@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import read_bytes, sha256_of, write_bytes
+from workbench.base.files import read_bytes, records, write_bytes
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.resource_limits import start_thread
@@ -224,7 +224,7 @@ class PodFiles:
 
     def get(self, remote: str, local: Path) -> str:
         if self.retry_until_lease(lambda ssh: ssh.get(remote, local)):
-            return sha256_of(local)
+            return records.sha256_of(local)
 
         def fetch(route: SshRoute, tell: Progress) -> str:
             return fetch_file(route, remote, local, tell)
@@ -316,7 +316,7 @@ class PodFiles:
 def put_local(path: Path, data: bytes) -> Path:
     """Write a local file unless it already has the content. Thread-safe."""
     is_file = path.is_file() and not path.is_symlink()
-    if not is_file or sha256_of(path) != hashlib.sha256(data).hexdigest():
+    if not is_file or records.sha256_of(path) != hashlib.sha256(data).hexdigest():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_bytes(path, data)
     return path

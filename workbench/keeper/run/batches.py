@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import open_record, sha256_of
+from workbench.base.files import open_record, records
 from workbench.base.files.disk import full_disk_named
 from workbench.base.files.gate import make_folders, move, write_within
 from workbench.keeper.link.agent import AgentLink
@@ -123,7 +123,7 @@ def _fetch_one(
     part = target.with_name(f".{target.name}.part")
     for _ in range(_TRIES):
         link.get(str(source), part)
-        if sha256_of(part) == digest:
+        if records.sha256_of(part) == digest:
             move(part, target, root)
             return digest
     part.unlink(missing_ok=True)

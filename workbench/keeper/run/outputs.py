@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import read_bytes, read_json, sha256_of, sync_below, write_json
+from workbench.base.files import read_bytes, read_json, records, write_json
 from workbench.base.files.gate import make_folders
-from workbench.base.files.records import LARGEST_ARCHIVE
 from workbench.base.json_values import items, text, whole
 from workbench.base.words import counted, middle_cut, plain, short_list, size
 from workbench.jobs.ignore_patterns import IgnorePatterns
@@ -73,7 +72,7 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
     sent = "-"
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
-        sent = link.put(read_bytes(archive, LARGEST_ARCHIVE), ".zip")
+        sent = link.put(read_bytes(archive, records.LARGEST_ARCHIVE), ".zip")
     fields = {
         "run": context.run_id,
         "archive": sent,
@@ -291,7 +290,7 @@ def _here(target: Path, file: OutputFile, before: str) -> str:
         return ""
     if target.stat().st_size != file.size:
         return ""
-    digest = before or sha256_of(target)
+    digest = before or records.sha256_of(target)
     # A large file has no digest from the pod: an equal size is enough.
     if file.digest and file.digest != digest:
         return ""
@@ -362,7 +361,7 @@ def bring_back(
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
         # A manifest says to the next keeper that the files are here, also after a power cut.
-        sync_below(paths.root)
+        records.sync_below(paths.root)
         write_json(paths.manifest, manifest)
     return PulledOutputs(
         digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
-from workbench.base.files import read_bytes, read_json, sha256_of
-from workbench.base.files.records import LARGEST_ARCHIVE
+from workbench.base.files import read_bytes, read_json, records
 from workbench.base.words import short_list
 from workbench.jobs.job import Job, PodView
 from workbench.jobs.launcher import Launcher
@@ -109,7 +108,7 @@ def sent_inputs(job: Job, paths: RunPaths) -> str:
     archive = job.archive_in(paths.root)
     if archive is None:
         return "inputs"
-    packed = travelling(read_bytes(archive, LARGEST_ARCHIVE))
+    packed = travelling(read_bytes(archive, records.LARGEST_ARCHIVE))
     left_out = read_json(paths.origin).get("left_out")
     if isinstance(left_out, list) and left_out:
         return f"{packed}, without {short_list(left_out)},"
@@ -165,7 +164,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     packed = job.archive_in(paths.root)
     archive = ""
     if packed is not None:
-        archive = link.put(read_bytes(packed, LARGEST_ARCHIVE), ".zip")
+        archive = link.put(read_bytes(packed, records.LARGEST_ARCHIVE), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
     sent = {"run": context.run_id, "files": files, "archive": archive, "named": job.folder_name}
     link.work("stage", _UNPACKED_S, **sent)
@@ -206,7 +205,7 @@ def check_hostfile(context: RunContext) -> None:
     """Raise RunError if the hostfile changed since submission, as launchers run its content."""
     path = context.paths.hostfile
     try:
-        digest = sha256_of(path)
+        digest = records.sha256_of(path)
     except OSError as error:
         raise RunError(
             f"the hostfile {path} cannot be read: {error.strerror}; submit the job again"

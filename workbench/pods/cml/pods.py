@@ -22,7 +22,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 from workbench.base import entries
 from workbench.base.child import HOME, start
 from workbench.base.errors import BackendError, ConfigError, PodError
-from workbench.base.files import files_in, open_to_append, write_text
+from workbench.base.files import records, write_text
 from workbench.base.process import POD_MARK, end_all, process_start_time
 from workbench.base.record import Count, Positive, Unit
 from workbench.base.words import counted
@@ -206,7 +206,7 @@ class CMLPods(Place):
         self._files = []
         if self._ids:
             folder = directory / "pods"
-            self._files = [note_of(directory, IDS), *files_in(folder, "pod-*.json")]
+            self._files = [note_of(directory, IDS), *records.files_in(folder, "pod-*.json")]
         return set(self._ids)
 
     def refresh(self) -> list[Pod]:
@@ -316,7 +316,7 @@ class CMLPods(Place):
 
     def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
         env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
-        with open_to_append(log) as file:
+        with records.open_to_append(log) as file:
             process = start(
                 *words,
                 cwd=Path.cwd(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import HOME, start
-from workbench.base.files import open_to_append
+from workbench.base.files import records
 from workbench.base.machine.allocator import preloaded
 from workbench.base.messages.wire import listen
 from workbench.base.process import FORK_SERVER_NAME, POD_MARK
@@ -49,7 +49,7 @@ class ForkServer:
         with (
             # An agent may ask before the imports are done: it then waits on this socket.
             listen(self.socket, socket.SOCK_SEQPACKET, _BACKLOG) as listener,
-            open_to_append(folder / f"{FORK_SERVER_NAME}.log") as log,
+            records.open_to_append(folder / f"{FORK_SERVER_NAME}.log") as log,
         ):
             self._process = start(
                 "-m",

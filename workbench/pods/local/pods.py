@@ -22,7 +22,7 @@ from typing import ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import folders_in
+from workbench.base.files import records
 from workbench.base.files.folders import remove_folder
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.machine.limits import cores
@@ -240,7 +240,7 @@ class LocalPods(Place):
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
         workers = {}
-        for root in folders_in(folder, "pod-*"):
+        for root in records.folders_in(folder, "pod-*"):
             workers[root.name] = LocalWorker.adopted(root)
         self._workers = workers
         self._end()

@@ -27,7 +27,7 @@ from workbench.base.errors import (
     PodTimeout,
     WorkbenchError,
 )
-from workbench.base.files import files_in, read_end, write_bytes, write_text
+from workbench.base.files import records, write_bytes, write_text
 from workbench.base.json_values import part
 from workbench.base.package import package_zip
 from workbench.base.process import POD_MARK
@@ -405,8 +405,8 @@ class SlurmPods(Place):
         self._job_of = {pod: str(name) for pod, name in part(note, "job_of").items()}
         self._files = []
         if note:
-            configs = files_in(self._folder, "pod-*.json")
-            packages = files_in(self._folder, "workbench-*.zip")
+            configs = records.files_in(self._folder, "pod-*.json")
+            packages = records.files_in(self._folder, "workbench-*.zip")
             self._files = [note_of(directory, JOBS), *configs, *packages]
 
     def _id_of(self, pod: str) -> str:
@@ -511,7 +511,7 @@ class SlurmPods(Place):
         """Return the end of a job's log; empty without a log."""
         with contextlib.suppress(OSError):
             file = job.log_of(self._folder, number)
-            return read_end(file).decode(errors="replace")
+            return records.read_end(file).decode(errors="replace")
         return ""
 
 

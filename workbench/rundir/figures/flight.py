@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.files import files_in, read_json
+from workbench.base.files import read_json, records
 from workbench.base.json_values import Json, items, parts, text, whole
 from workbench.base.words import counted, short_list
 from workbench.rundir.output.attempts import attempts_in, open_log, rank_logs
@@ -170,7 +170,7 @@ def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     dumps = []
     paths_of: Sequence[Path] = []
     with contextlib.suppress(OSError):  # not readable, or too many names
-        paths_of = files_in(paths.logs, "flight-*.json")
+        paths_of = records.files_in(paths.logs, "flight-*.json")
     for path in paths_of:
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():

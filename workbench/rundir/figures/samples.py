@@ -16,8 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from workbench.base.files import open_to_append, read_bytes, write_bytes
-from workbench.base.files.records import write_all
+from workbench.base.files import read_bytes, records, write_bytes
 from workbench.base.json_values import Json, items, number, parts, text, whole
 from workbench.rundir.events import records_in
 from workbench.rundir.figures.workers import GpuBook, GpuUse
@@ -236,8 +235,8 @@ class SampleFile:
             return
         size = self._size + len(line)
         self._size = None  # a failed write may leave a part of the line
-        with open_to_append(self._paths.samples) as out:
-            write_all(out, line)
+        with records.open_to_append(self._paths.samples) as out:
+            records.write_all(out, line)
         self._size = size
 
     def _replace(self) -> None:

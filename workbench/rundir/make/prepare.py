@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull
-from workbench.base.files import sync_below, user_path, write_json
+from workbench.base.files import records, user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private, remove_folder
 from workbench.base.machine.nvml import VISIBLE
@@ -88,7 +88,7 @@ def prepare_run(
             write_json(paths.origin, origin_of(prepared, Path.cwd()))
             _fill(spec, paths)
             # A run that resumes after a power cut needs the same rows.
-            sync_below(paths.root)
+            records.sync_below(paths.root)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
         remove_folder(paths.root)

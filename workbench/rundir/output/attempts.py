@@ -7,7 +7,7 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
-from workbench.base.files import files_in, folders_in
+from workbench.base.files import records
 from workbench.base.files.gate import open_within
 from workbench.rundir.paths import RunPaths
 
@@ -19,7 +19,7 @@ def attempts_in(paths: RunPaths) -> list[int]:
     """
     names: list[str] = []
     with suppress(FileNotFoundError):  # the keeper makes the folder
-        names = [folder.name for folder in folders_in(paths.logs, "attempt-*")]
+        names = [folder.name for folder in records.folders_in(paths.logs, "attempt-*")]
     numbers = [name.removeprefix("attempt-") for name in names]
     return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -35,7 +35,7 @@ def rank_logs(paths: RunPaths, attempt: int, stream: str) -> Iterator[tuple[int,
     Raise OSError for a folder that cannot be read.
     """
     folder = paths.rank_log(attempt, 0, stream).parent
-    for log in files_in(folder, f"rank-*.{stream}.log"):
+    for log in records.files_in(folder, f"rank-*.{stream}.log"):
         name, _, _ = log.name.partition(".")
         rank = name.removeprefix("rank-")
         if rank.isdecimal():

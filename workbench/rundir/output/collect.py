@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.base.files import read_end
+from workbench.base.files import records
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import make_folders, open_to_write
 from workbench.base.process import rank_log
@@ -100,7 +100,7 @@ class Collector:
         descriptor = self._open(path)
         os.close(descriptor)
         end = path.stat().st_size
-        last = read_end(path, _END_BYTES)
+        last = records.read_end(path, _END_BYTES)
         rank = self._ranks.get(name)
         if rank is not None:
             _, _, line = last.rpartition(b"\n")

@@ -15,14 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import (
-    files_below,
-    files_in,
-    folders_in,
-    sha256_of,
-    write_json,
-    write_text,
-)
+from workbench.base.files import records, write_json, write_text
 from workbench.base.files.disk import check_room
 from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import parse_json
@@ -100,7 +93,7 @@ _RUN = TypeAdapter(StoredRun)
 def put_run(store: Store, paths: RunPaths, run_id: str) -> None:
     """Write a run's record and its job, which a restart may have changed."""
     inputs = {}
-    for path in files_in(paths.inputs):
+    for path in records.files_in(paths.inputs):
         inputs[path.name] = _stored(path)
     job = inputs.pop(paths.job.name)
     record = StoredRun(run=run_id, job=job, inputs=inputs)
@@ -115,7 +108,7 @@ def put_checkpoint(store: Store, paths: RunPaths, step: int) -> int:
     """
     folder = paths.checkpoints / f"step-{step}"
     files = {}
-    for path in files_below(folder):
+    for path in records.files_below(folder):
         files[path.relative_to(folder).as_posix()] = _stored(path)
     manifest = StoredCheckpoint(step=step, files=files)
     content = _CHECKPOINT.dump_json(manifest).decode()
@@ -229,8 +222,8 @@ def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path) -> str:
     for copy, digest in zip(copies, store.get(copies), strict=True):
         if digest != copy.sha256:
             return f"the checksum of {copy.path.relative_to(folder)} is wrong"
-    for pod in folders_in(folder):
-        for rank in folders_in(pod):
+    for pod in records.folders_in(folder):
+        for rank in records.folders_in(pod):
             problem = problem_of(rank)
             if problem:
                 return problem
@@ -286,7 +279,7 @@ def _parsed(adapter: TypeAdapter[_T], text: str, where: str) -> _T:
 
 
 def _stored(path: Path) -> StoredFile:
-    return StoredFile(bytes=path.lstat().st_size, sha256=sha256_of(path))
+    return StoredFile(bytes=path.lstat().st_size, sha256=records.sha256_of(path))
 
 
 def _copy(store: Store, path: Path, name: str, facts: StoredFile) -> Copy:

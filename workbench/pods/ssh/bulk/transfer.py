@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench.base.errors import DiskFull, RemoteError
-from workbench.base.files import open_record, open_to_append
+from workbench.base.files import open_record, records
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.json_values import whole
 from workbench.base.messages.lines import from_line, to_line
@@ -142,7 +142,7 @@ def fetch_file(
     def once() -> str:
         with (
             _far_end(route, "send", remote, str(_size(part)), *names) as pipe,
-            open_to_append(part) as file,
+            records.open_to_append(part) as file,
         ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)
