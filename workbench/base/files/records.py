@@ -72,9 +72,9 @@ def content_of(file: BinaryIO, path: Path, limit: int) -> bytes:
     return data
 
 
-def read_text(path: Path, limit: int = LARGEST) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a record; invalid UTF-8 is escaped."""
-    return read_bytes(path, limit).decode("utf-8", errors="replace")
+    return read_bytes(path).decode("utf-8", errors="replace")
 
 
 def read_end(path: Path, most: int = LARGEST) -> bytes:
@@ -109,29 +109,23 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     Content and name are on the disk when the function returns: a power cut leaves the earlier file
     or the new one.
     """
-    place = os.open(path.parent, _FOLDER & ~os.O_NOFOLLOW)
-    try:
-        replace_in(place, path, data, mode)
-    finally:
-        os.close(place)
-
-
-def replace_in(place: int, path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file as `write_bytes` does. `place` is the descriptor of its folder."""
-    part = f".{path.name}.{secrets.token_hex(4)}"
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with full_disk_named(path.parent, len(data)):
-        handle = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, place)
+        handle = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with full_disk_named(path.parent, len(data)), os.fdopen(handle, "wb") as out:
             os.fchmod(out.fileno(), mode)
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
-        _sync_folder(place)
+        part.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sync_folder(folder)
+        finally:
+            os.close(folder)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part, dir_fd=place)
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import open_record, records
+from workbench.base.files import open_record, records, write_bytes
 from workbench.base.files.disk import full_disk_named
-from workbench.base.files.gate import make_folders, move, write_within
+from workbench.base.files.gate import pinned_folder
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.ssh.bulk.transfer import LARGE
 
@@ -108,25 +108,27 @@ def _fetch_together(
 
 
 def _put(data: bytes, target: Path, root: Path) -> None:
-    with full_disk_named(target.parent, len(data)):
-        make_folders(target.parent, root)
-        write_within(target, data, root)
+    with (
+        full_disk_named(target.parent, len(data)),
+        pinned_folder(target.parent, root, make=True) as folder,
+    ):
+        write_bytes(folder / target.name, data)
 
 
 def _fetch_one(
     link: AgentLink, source: PurePosixPath, target: Path, digest: str, root: Path
 ) -> str:
     """Fetch a file, compare with `digest` unless empty, and return its SHA-256."""
-    make_folders(target.parent, root)
-    if not digest:
-        return link.get(str(source), target)
-    part = target.with_name(f".{target.name}.part")
-    for _ in range(_TRIES):
-        link.get(str(source), part)
-        if records.sha256_of(part) == digest:
-            move(part, target, root)
-            return digest
-    part.unlink(missing_ok=True)
+    with pinned_folder(target.parent, root, make=True) as folder:
+        if not digest:
+            return link.get(str(source), folder / target.name)
+        part = folder / f".{target.name}.part"
+        for _ in range(_TRIES):
+            link.get(str(source), part)
+            if records.sha256_of(part) == digest:
+                part.replace(folder / target.name)
+                return digest
+        part.unlink(missing_ok=True)
     raise RemoteError(
         f"{source.name} was copied from {link.pod.name} {_TRIES} times with a wrong checksum; look "
         "for a failing disk or memory on either side, and run again",

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_bytes, read_json, records, write_json
-from workbench.base.files.gate import make_folders
 from workbench.base.json_values import items, text, whole
 from workbench.base.words import counted, middle_cut, plain, short_list, size
 from workbench.jobs.ignore_patterns import IgnorePatterns
@@ -233,7 +232,6 @@ class FolderCollector:
         for file in files:
             name = f"{below}/{file.name}"
             target = root / name
-            make_folders(target.parent, root)
             digest = _here(target, file, before.get(name, ""))
             if digest:
                 digests[name] = digest
@@ -388,7 +386,6 @@ def fetch(
         if not is_plain or file.name in folders or _is_blocked(target, paths.root):
             strange.append(_shown(file.name))
             continue
-        make_folders(target.parent, paths.root)
         come.append((file, target))
     pile = paths.root / f".{link.pod.name}.files"
     for file, digest in fetch_files(link, pod.out, come, pile):

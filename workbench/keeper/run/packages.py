@@ -203,7 +203,7 @@ class Packages:
         local = self._context.paths.packages_log(link.pod.name)
         try:
             link.get(str(self._context.on_pod(link).root / _LOG), local)
-            mask_file(local, self._context.redact)
+            mask_file(local, self._context.redact, self._context.paths.root)
         except (WorkbenchError, OSError) as error:
             logger.warning("the log of pip on %s: %s", link.pod.name, error)
             # The masking may have failed.

@@ -9,6 +9,7 @@ from pathlib import Path
 from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_bytes, read_json, records
+from workbench.base.files.gate import pinned_folder
 from workbench.base.words import short_list
 from workbench.jobs.job import Job, PodView
 from workbench.jobs.launcher import Launcher
@@ -197,7 +198,8 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
                     continue
                 raise
             if longer:
-                link.get(there, here)
+                with pinned_folder(here.parent, context.paths.root) as folder:
+                    link.get(there, folder / here.name)
                 mask_file(here, context.redact, context.paths.root)
 
 

@@ -136,8 +136,15 @@ def fetch_file(
     """
     local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
+    # The folder may be given as a descriptor.
+    place = local.parent.resolve()
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
-    tries = _Tries(route, remote, f"{what} on {route.name}", f"what has come is in {part}")
+    tries = _Tries(
+        route,
+        remote,
+        f"{what} on {route.name}",
+        f"what has come is in {place / part.name}",
+    )
 
     def once() -> str:
         with (
@@ -174,9 +181,9 @@ def fetch_file(
     except OSError as error:
         part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
         if is_full(error):
-            raise disk_full(local.parent, tries.size or None, free_bytes(local.parent)) from error
+            raise disk_full(place, tries.size or None, free_bytes(place)) from error
         raise RemoteError(
-            f"cannot write {local}: {error.strerror or error}", host=route.host
+            f"cannot write {place / local.name}: {error.strerror or error}", host=route.host
         ) from error
 
 
