@@ -97,7 +97,7 @@ def put_run(store: Store, paths: RunPaths, run_id: str) -> None:
         inputs[path.name] = _stored(path)
     job = inputs.pop(paths.job.name)
     record = StoredRun(run=run_id, job=job, inputs=inputs)
-    store.put([_copy(store, paths.job, JOB, job)])
+    store.put([_copy(store, paths.job, paths.root, JOB, job)])
     store.write(RUN, _RUN.dump_json(record).decode())
 
 
@@ -116,7 +116,7 @@ def put_checkpoint(store: Store, paths: RunPaths, step: int) -> int:
     if store.read(f"{name}/{MANIFEST}", _MOST_BYTES) != content:
         copies = []
         for each, facts in files.items():
-            copies.append(_copy(store, folder / each, f"{name}/{each}", facts))
+            copies.append(_copy(store, folder / each, paths.root, f"{name}/{each}", facts))
         store.put(copies)
         store.write(f"{name}/{MANIFEST}", content)
     return manifest.size
@@ -218,7 +218,7 @@ def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path) -> str:
     for file, facts in manifest.files.items():
         path = folder / file
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        copies.append(_copy(store, path, f"{folder.name}/{file}", facts))
+        copies.append(_copy(store, path, folder, f"{folder.name}/{file}", facts))
     for copy, digest in zip(copies, store.get(copies), strict=True):
         if digest != copy.sha256:
             return f"the checksum of {copy.path.relative_to(folder)} is wrong"
@@ -282,9 +282,10 @@ def _stored(path: Path) -> StoredFile:
     return StoredFile(bytes=path.lstat().st_size, sha256=records.sha256_of(path))
 
 
-def _copy(store: Store, path: Path, name: str, facts: StoredFile) -> Copy:
+def _copy(store: Store, path: Path, within: Path, name: str, facts: StoredFile) -> Copy:
     return Copy(
         path=path,
+        within=within,
         address=store.at(name),
         bytes=facts.bytes,
         sha256=facts.sha256,

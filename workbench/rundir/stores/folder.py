@@ -61,7 +61,7 @@ def put_folder(
     for name in names:
         path = folder / name
         size = path.lstat().st_size
-        copies.append(Copy(path=path, address=store.at(name), bytes=size))
+        copies.append(Copy(path=path, within=folder, address=store.at(name), bytes=size))
     store.put(copies)
     store.remove([store.at(MARK)])
 

@@ -39,6 +39,8 @@ class Copy:
     """A file and an object with the same content."""
 
     path: Path
+    within: Path
+    """Folder of the file. No link below the folder is followed to read the file."""
     address: str
     bytes: int
     sha256: str = ""
@@ -126,7 +128,8 @@ class Store:
     def _copy(self, doing: str, op: str, copies: Sequence[Copy]) -> Sequence[str]:
         files = []
         for copy in copies:
-            files.append({**asdict(copy), "path": str(copy.path)})
+            paths = {"path": str(copy.path), "within": str(copy.within)}
+            files.append({**asdict(copy), **paths})
         size = sum(copy.bytes for copy in copies)
         answer = self._ask(doing, size, op=op, files=files)
         return [text(facts.get("sha256")) for facts in parts(answer.get("files"))]

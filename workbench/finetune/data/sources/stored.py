@@ -104,7 +104,7 @@ class StoredRows:
             if not is_safe_name(str(name)):
                 raise ConfigError(f"the object {address!r} has a name that no file can have")
             path = self._folder / name
-            copies.append(Copy(path=path, address=address, bytes=size))
+            copies.append(Copy(path=path, within=self._folder, address=address, bytes=size))
         check_room(self._folder, sum(copy.bytes for copy in copies))
         for copy in copies:
             copy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
