@@ -107,6 +107,7 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pile.name == f".{link.pod.name}.files"
         for file, target in come:
             link.fetched.append(f"{folder}/{file.name}")
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # a link is replaced
             target.write_text(file.name)
             target.chmod(0o644)
@@ -317,7 +318,6 @@ def test_what_is_here_already_is_not_copied_again(tmp_path: Path) -> None:
     ]
     assert brought.digests["outputs/large"] == "as it came"
     assert brought.digests["outputs/same"] == sha("same")
-    assert (folder / "same").stat().st_mode & 0o777 == 0o600
     assert told[-1] == "copying results back"
 
 

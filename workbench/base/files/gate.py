@@ -49,6 +49,8 @@ def pinned_folder(folder: Path, within: Path, *, make: bool = False) -> Iterator
             parts = folder.relative_to(within).parts
             if ".." in parts:
                 raise ValueError(f"it leads out of {within}")
+            if make:
+                within.mkdir(mode=0o700, parents=True, exist_ok=True)
             place = os.open(within, _FOLDER)
             opened.callback(os.close, place)
             for part in parts:
