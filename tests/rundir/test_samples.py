@@ -19,7 +19,6 @@ from workbench.base.files import read_json, records, write_json
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.events import MARK, STATE_EVENTS, parse_event, read_events
-from workbench.rundir.figures import samples as samples_module
 from workbench.rundir.figures.samples import Sample, SampleFile, SampleTail, joined, thinned
 from workbench.rundir.journal import Journal
 from workbench.rundir.spec import RunSpec
@@ -169,7 +168,7 @@ def test_a_failed_write_loses_no_sample(run: WrittenRun, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as changed:
-        changed.setattr(samples_module, "write_all", full)
+        changed.setattr(records, "write_all", full)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             samples.add(look(T0 + 5, 2.0))
         samples.add(look(T0 + 10, 3.0))  # the pause is not over
