@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
-from workbench.base.files import gate
 from workbench.base.files.disk import full_disk_named
+from workbench.base.files.folders import remove_folder
 from workbench.base.versions import VERSION
 from workbench.base.words import printable
 
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> bool:
         cluster.start()
     except (ConfigError, DiskFull):
         # Refused: nothing started, so nothing stays.
-        gate.remove_tree(prepared.paths.root)
+        remove_folder(prepared.paths.root)
         raise
     except WorkbenchError as error:
         info = {"format": FORMAT, "id": prepared.run_id, "cluster": str(cluster.path)}

@@ -14,7 +14,6 @@ import pytest
 from tests.support.poll import until
 from workbench.agent.ranks import output
 from workbench.agent.ranks.output import OutputOrder, OutputPump, OutputStream, read_chunks
-from workbench.base.files import gate
 
 
 class Disk:
@@ -374,7 +373,7 @@ def test_a_full_disk_loses_a_change_and_notes_the_next(
     order = OutputOrder(tmp_path / "order.log")
     order.note("stdout", 5)
     with monkeypatch.context() as patch:
-        patch.setattr(gate, "open_to_append", refuse)
+        patch.setattr(output.records, "open_to_append", refuse)
         order.note("stderr", 3)
     order.note("stdout", 9)
     order.note("stderr", 12)

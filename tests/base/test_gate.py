@@ -14,7 +14,8 @@ import pytest
 from tests.support.deep import deep_tree
 from tests.support.writtenrun import write_run
 from workbench.base.errors import RunError
-from workbench.base.files import gate
+from workbench.base.files import gate, records
+from workbench.base.files.folders import remove_folder
 
 SPARSE = 2 << 30
 
@@ -75,32 +76,41 @@ NO_FILE: tuple[Callable[[Path], None], ...] = (
 )
 
 
-def append(path: Path, root: Path) -> None:
-    gate.open_to_append(path, root).close()
+def append_there(path: Path, root: Path) -> None:
+    with gate.pinned_folder(path.parent, root) as folder:
+        records.open_to_append(folder / path.name).close()
 
 
-def write_anew(path: Path, root: Path) -> None:
-    gate.open_anew(path, root).close()
-
-
-def open_there(path: Path, root: Path) -> None:
-    os.close(gate.open_to_write(path, os.O_WRONLY, root))
-
-
-READ_OR_WRITE: tuple[Callable[[Path, Path], object], ...] = (
-    gate.open_record,
-    gate.read_bytes,
-    gate.read_text,
-    gate.digest,
-    append,
-    write_anew,
-    open_there,
+BY_PATH: tuple[Callable[[Path], object], ...] = (
+    records.open_record,
+    records.read_bytes,
+    records.read_text,
+    records.sha256_of,
+    records.open_to_append,
+)
+BELOW: tuple[Callable[[Path, Path], object], ...] = (
+    gate.open_within,
+    gate.read_within,
+    append_there,
 )
 
 
 @pytest.mark.parametrize("make", NO_FILE, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("use", READ_OR_WRITE, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", BY_PATH, ids=lambda use: use.__name__)
 def test_only_a_regular_file_is_opened(
+    root: Path, outside: Path, use: Callable[[Path], object], make: Callable[[Path], None]
+) -> None:
+    path = root / "logs" / "evil"
+    make(path)
+    for odd in (path, root / "a\0b"):
+        with pytest.raises(OSError):
+            use(odd)
+    assert (outside / "secret").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("make", NO_FILE, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("use", BELOW, ids=lambda use: use.__name__)
+def test_only_a_regular_file_is_opened_below_a_root(
     root: Path, outside: Path, use: Callable[[Path, Path], object], make: Callable[[Path], None]
 ) -> None:
     path = root / "logs" / "evil"
@@ -110,7 +120,7 @@ def test_only_a_regular_file_is_opened(
     assert (outside / "secret").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("use", READ_OR_WRITE, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", BELOW, ids=lambda use: use.__name__)
 def test_no_folder_on_the_way_is_a_link(
     root: Path, outside: Path, use: Callable[[Path, Path], object]
 ) -> None:
@@ -120,7 +130,7 @@ def test_no_folder_on_the_way_is_a_link(
     assert (outside / "secret").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("use", READ_OR_WRITE, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", BELOW, ids=lambda use: use.__name__)
 def test_no_path_leads_out_of_the_root(
     root: Path, outside: Path, use: Callable[[Path, Path], object]
 ) -> None:
@@ -133,12 +143,12 @@ def test_no_path_leads_out_of_the_root(
 def test_a_file_of_any_size_is_read_to_the_limit_only(root: Path) -> None:
     sparse(root / "big")
     with pytest.raises(OSError, match="MiB"):
-        gate.read_bytes(root / "big")
+        records.read_bytes(root / "big")
     with pytest.raises(OSError, match="MiB"):
-        gate.read_text(root / "big", root)
-    assert gate.read_bytes(root / "logs" / "plain", root, limit=5) == b"text\n"
+        gate.read_within(root / "big", root)
+    assert gate.read_within(root / "logs" / "plain", root, limit=5) == b"text\n"
     with pytest.raises(OSError):
-        gate.read_bytes(root / "logs" / "plain", root, limit=4)
+        records.read_bytes(root / "logs" / "plain", limit=4)
 
 
 @pytest.mark.parametrize("make", NO_FILE[:-1], ids=lambda make: make.__name__)
@@ -147,7 +157,7 @@ def test_a_replaced_file_is_a_regular_one_in_its_folder(
 ) -> None:
     path = root / "logs" / "evil"
     make(path)
-    gate.write_bytes(path, b"new", within=root)
+    records.write_bytes(path, b"new")
     assert not path.is_symlink() and path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert (outside / "secret").read_text() == "mine\n"
@@ -157,20 +167,13 @@ def test_a_replaced_file_is_a_regular_one_in_its_folder(
 def test_a_folder_is_not_replaced_and_no_part_stays(root: Path) -> None:
     (root / "taken").mkdir()
     with pytest.raises(OSError):
-        gate.write_text(root / "taken", "new", within=root)
+        records.write_text(root / "taken", "new")
     assert names(root) == ["logs", "taken"]
 
 
 def test_a_linked_folder_is_not_written_into(root: Path, outside: Path) -> None:
     (root / "away").symlink_to(outside)
-    with pytest.raises(OSError):
-        gate.write_bytes(root / "away" / "new", b"x", within=root)
-    with pytest.raises(OSError):
-        gate.move(root / "logs" / "plain", root / "away" / "new", root)
-    with pytest.raises(OSError):
-        gate.remove(root / "away" / "secret", root)
-    gate.remove_tree(root / "away", root)
-    gate.remove_tree(root / "away" / "secret", root)
+    remove_folder(root / "away")
     with pytest.raises(RunError):
         gate.make_folders(root / "away" / "deep", root)
     assert names(outside) == ["secret"]
@@ -179,11 +182,11 @@ def test_a_linked_folder_is_not_written_into(root: Path, outside: Path) -> None:
 def test_a_listing_has_regular_files_alone(root: Path) -> None:
     for make in NO_FILE:
         make(root / "logs" / f"evil-{make.__name__}")
-    assert gate.names_in(root / "logs") == ["plain"]
-    assert gate.names_in(root / "logs", "evil-*", root) == []
-    assert gate.folders_in(root / "logs") == [root / "logs" / "evil-folder"]
+    assert records.files_in(root / "logs") == [root / "logs" / "plain"]
+    assert records.files_in(root / "logs", "evil-*") == []
+    assert records.folders_in(root / "logs") == [root / "logs" / "evil-folder"]
     (root / "logs" / "evil-folder" / "deep").write_text("")
-    assert gate.files_below(root / "logs") == [
+    assert records.files_below(root / "logs") == [
         root / "logs" / "evil-folder" / "deep",
         root / "logs" / "plain",
     ]
@@ -191,19 +194,17 @@ def test_a_listing_has_regular_files_alone(root: Path) -> None:
 
 def test_a_linked_or_missing_folder_has_no_names(root: Path, outside: Path) -> None:
     (root / "away").symlink_to(outside)
-    assert gate.names_in(root / "away", within=root) == []
-    assert gate.files_below(root / "away") == []
-    assert gate.is_empty(root / "away", root) and gate.is_empty(root / "none")
-    assert not gate.is_empty(root / "logs")
-    # The user names the root of a listing, so a link there is followed.
-    assert gate.files_in(root / "away") == [root / "away" / "secret"]
+    for listing in (records.files_in, records.folders_in, records.files_below):
+        for name in ("away", "none", "logs/plain"):
+            assert listing(root / name) == []
 
 
 def test_a_listing_ends_at_the_cap(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_NAMES", 3)
+    for module in (gate, records):
+        monkeypatch.setattr(module, "MOST_NAMES", 3)
     for number in range(3):
         (root / "logs" / f"more-{number}").touch()
-    for listing in (gate.names_in, gate.files_below, gate.is_empty):
+    for listing in (records.files_in, records.files_below):
         with pytest.raises(OSError, match="more than 3"):
             listing(root / "logs")
     with pytest.raises(OSError, match="more than 3"):
@@ -211,7 +212,7 @@ def test_a_listing_ends_at_the_cap(root: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_file_where_a_folder_is_needed_is_named(root: Path) -> None:
-    with pytest.raises(FileExistsError, match="plain"):
+    with pytest.raises(RunError, match="plain is a link or a file"):
         gate.make_folders(root / "logs" / "plain" / "deep", root)
     gate.make_folders(root / "a" / "b", root)
     assert (root / "a" / "b").stat().st_mode & 0o777 == 0o700
@@ -229,14 +230,14 @@ def test_no_library_gets_a_folder_with_a_link_or_a_pipe(
         gate.library(root / "logs" / "evil")
 
 
-def test_what_is_removed_or_moved_is_the_name_itself(root: Path, outside: Path) -> None:
-    link(root / "logs" / "evil")
-    gate.move(root / "logs" / "evil", root / "moved", root)
-    assert (root / "moved").is_symlink()
-    gate.remove(root / "moved", root)
-    gate.remove(root / "moved", root)
-    gate.remove_tree(root / "logs", root)
-    assert names(root) == [] and (outside / "secret").read_text() == "mine\n"
+def test_a_folder_stays_while_another_takes_its_place(root: Path, outside: Path) -> None:
+    with gate.pinned_folder(root / "logs", root) as folder:
+        (root / "logs").rename(root / "before")
+        (root / "logs").symlink_to(outside)
+        records.write_bytes(folder / "new", b"x")
+        (folder / "new").replace(folder / "newer")
+    assert names(root / "before") == ["newer", "plain"]
+    assert names(outside) == ["secret"]
 
 
 def test_views_of_a_folder_with_too_many_names_show_the_rest(
@@ -246,7 +247,7 @@ def test_views_of_a_folder_with_too_many_names_show_the_rest(
     from workbench.rundir.view import RunView
 
     run = write_run(root.with_name("written")).paths
-    monkeypatch.setattr(gate, "MOST_NAMES", 2)
+    monkeypatch.setattr(records, "MOST_NAMES", 2)
     for number in range(5):
         (run.logs / f"rank-{number}.stdout.log").touch()
     assert RunView(run.root).ranks == [] and flights(run) == []
@@ -273,7 +274,7 @@ def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(root: Path, outs
         (tree / "d" / "d" / "link").symlink_to(outside)
         (root / "logs" / "link").symlink_to(outside)
         (root / "logs" / "empty").mkdir()
-        gate.remove_tree(root / "logs", root)
+        remove_folder(root / "logs")
         assert names(root) == []
     assert (outside / "secret").read_text() == "mine\n"
 
@@ -304,7 +305,7 @@ def test_a_record_is_on_the_disk_before_its_name_changes(
         real(*args, **options)
 
     monkeypatch.setattr(os, "replace", replace)
-    gate.write_bytes(tmp_path / "a", b"1")
+    records.write_bytes(tmp_path / "a", b"1")
     assert renamed == [1]
     assert disk.synced[0].startswith(f"{tmp_path}/.a.")
     assert disk.synced[1:] == [str(tmp_path)]
@@ -322,7 +323,7 @@ def test_all_files_of_a_folder_are_synced_and_no_link_is_followed(
     (root / "folder").symlink_to(tmp_path)
     os.mkfifo(root / "pipe")
     disk = Disk(monkeypatch)
-    gate.sync_below(root)
+    records.sync_below(root)
     names = [Path(path).relative_to(tmp_path).as_posix() for path in disk.synced]
     assert names == ["run/logs/b", "run/logs", "run/a", "run"]
 
@@ -335,7 +336,7 @@ def test_a_folder_that_cannot_be_synced_is_left_as_it_is(
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    gate.write_bytes(tmp_path / "a", b"1")
+    records.write_bytes(tmp_path / "a", b"1")
     assert (tmp_path / "a").read_bytes() == b"1"
 
     def broken(_handle: int) -> None:
@@ -343,7 +344,7 @@ def test_a_folder_that_cannot_be_synced_is_left_as_it_is(
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="Input/output error"):
-        gate.write_bytes(tmp_path / "a", b"2")
+        records.write_bytes(tmp_path / "a", b"2")
     assert (tmp_path / "a").read_bytes() == b"1"
     with pytest.raises(OSError, match="Input/output error"):
-        gate.sync_below(tmp_path)
+        records.sync_below(tmp_path)

@@ -239,6 +239,6 @@ def test_a_secret_in_an_event_is_masked_and_the_event_stays_one(tmp_path: Path) 
 def test_a_launchers_log_is_masked_in_place(tmp_path: Path) -> None:
     log = tmp_path / "launcher.log"
     log.write_bytes(b"x" * ((1 << 20) - 5) + b"opensesame-7\nopensesame-7" + b"y" * 100)
-    mask_file(log, Redactor(SECRETS))
+    mask_file(log, Redactor(SECRETS), log.parent)
     assert log.read_bytes() == b"x" * ((1 << 20) - 5) + b"*" * 12 + b"\n" + b"*" * 12 + b"y" * 100
-    mask_file(tmp_path / "none.log", Redactor(SECRETS))
+    mask_file(tmp_path / "none.log", Redactor(SECRETS), tmp_path)

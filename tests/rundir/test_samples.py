@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.writtenrun import T0, WrittenRun, write_run
-from workbench.base.files import gate, read_json, write_json
+from workbench.base.files import read_json, records, write_json
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.events import MARK, STATE_EVENTS, parse_event, read_events
@@ -161,14 +161,14 @@ def test_the_result_has_the_gpus_and_the_next_keeper_continues_with_the_file(
 def test_a_failed_write_loses_no_sample(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = SampleFile(run.paths)
     samples.add(look(T0, 1.0))
-    write_all = gate.write_all
+    write_all = records.write_all
 
     def full(out: Any, data: bytes) -> None:
         write_all(out, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as changed:
-        changed.setattr(gate, "write_all", full)
+        changed.setattr(records, "write_all", full)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             samples.add(look(T0 + 5, 2.0))
         samples.add(look(T0 + 10, 3.0))  # the pause is not over

@@ -48,7 +48,7 @@ def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
     path.write_bytes(
         b'one\n\n@workbench {"kind": "step"}\ntwo\r\n 10%|#   \r 20%|##  \n30%|\r 40%|###'
     )
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     assert tail.refresh()
     assert tail.lines == ["one", "two", " 20%|##", " 40%|###"]
     assert not tail.refresh()
@@ -56,7 +56,7 @@ def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
 
 def test_a_log_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     assert not tail.refresh()
     path.write_bytes("half a lä".encode()[:-1])
     tail.refresh()
@@ -74,7 +74,7 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
 def test_a_burst_is_skipped_to_its_end_and_memory_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("first\n")
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     tail.refresh()
     with path.open("a") as out:
         out.writelines(f"line {n}\n" for n in range(1_000_000))
@@ -89,7 +89,7 @@ def test_the_end_of_a_huge_log_is_read_without_the_rest(tmp_path: Path) -> None:
         out.truncate(10 << 30)  # a sparse file of 10 GiB
         out.seek(0, 2)
         out.write(b"\nthe end\n")
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     tail.refresh()
     assert tail.lines[-1] == "the end"
 
@@ -100,7 +100,7 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
     path.write_text(
         "".join(f"said {n}\n" for n in range(30)) + event * 6000
     )  # some 400 KiB of events
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     tail.refresh()
     assert tail.lines[-1] == "said 29"
 
@@ -108,7 +108,7 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
 def test_an_unfinished_line_behind_many_events_is_shown_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("said\n" + '@workbench {"kind": "step"}\n' * 9000 + "half")  # two windows
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     tail.refresh()
     assert tail.lines == ["said", "half"]
 
@@ -116,7 +116,7 @@ def test_an_unfinished_line_behind_many_events_is_shown_once(tmp_path: Path) -> 
 def test_a_single_byte_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("1")
-    tail = LogTail(path, tmp_path)
+    tail = LogTail(path)
     assert tail.refresh()
     assert tail.lines == ["1"]
 

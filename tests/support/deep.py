@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from workbench.base.files import gate
+from workbench.base.files.folders import remove_folder
 
 
 @contextmanager
@@ -26,4 +26,4 @@ def deep_tree(folder: Path, depth: int = 3000) -> Iterator[Path]:
         yield folder
     finally:
         # pytest cannot remove such a tree.
-        gate.remove_tree(folder)
+        remove_folder(folder)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.process import process_table
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.figures.samples import SampleTail
@@ -66,7 +66,7 @@ def before(image: str, disk: str, cut: str, moment: str) -> dict[str, object]:
     ).start()
     if moment == "training":
         run = cluster.submit(_training(), pods=1)
-        while not gate.folders_in(RunPaths(run.path).checkpoints, "step-*"):
+        while not records.folders_in(RunPaths(run.path).checkpoints, "step-*"):
             time.sleep(0.05)
         time.sleep(0.5)
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 
 from workbench.base.child import HOME
-from workbench.base.files import gate
+from workbench.base.files import read_bytes, write_bytes
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import state_folder
 
@@ -54,7 +54,7 @@ def package_zip() -> tuple[str, bytes]:
     }
     name = _name_of_kept(sources)
     try:
-        data = gate.read_bytes(_private_folder() / name)
+        data = read_bytes(_private_folder() / name)
     except OSError:  # the first start with this code
         data = _make_zip(root.parent, sources)
         _keep_zip(name, data)
@@ -89,10 +89,10 @@ def _keep_zip(name: str, data: bytes) -> None:
     # Without a private folder, or without room, the next start makes the zip again.
     with suppress(OSError):
         folder = _private_folder()
-        gate.write_bytes(folder / name, data)
-        for other in gate.names_in(folder, "*.zip"):
-            if other != name:
-                gate.remove(folder / other)
+        write_bytes(folder / name, data)
+        for other in folder.glob("*.zip"):
+            if other.name != name:
+                other.unlink(missing_ok=True)
 
 
 def zip_files(root: Path, files: Iterable[Path]) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from workbench.base.display_protocol import LiveDisplayable, follow
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type, suggests
-from workbench.base.files import check_working_directory, gate, is_missing, read_text, user_path
+from workbench.base.files import check_working_directory, is_missing, read_text, records, user_path
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.client.lifecycle import (
@@ -235,7 +235,7 @@ class Cluster(LiveDisplayable, Submission):
     def runs(self) -> list[Run]:
         """The runs in the cluster's own directory, oldest first."""
         try:
-            folders = gate.folders_in(self._paths.runs, within=self.path)
+            folders = records.folders_in(self._paths.runs)
         except OSError as error:
             raise RunError(f"{self._paths.runs} cannot be listed: {error.strerror}") from error
         infos = [folder / "run.json" for folder in folders if (folder / "run.json").is_file()]

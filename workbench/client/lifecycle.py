@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json, records
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
 from workbench.base.messages.wire import ask
@@ -74,9 +74,9 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         raise
     # A start makes the lock before any other file. Without a lock, the files are not a cluster's,
     # and no lock is made beside them.
-    if not gate.is_empty(root) and not (paths.lock.exists() or paths.config.exists()):
+    if any(root.iterdir()) and not (paths.lock.exists() or paths.config.exists()):
         raise ConfigError(_foreign(root))
-    with gate.open_to_append(paths.lock, root) as lock:
+    with records.open_to_append(paths.lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,7 +87,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
             raise ConfigError(
                 f"{no_locks_there(paths.lock, error)}; nothing has started"
             ) from error
-        if not paths.config.exists() and not gate.is_empty(root, ignored=paths.lock.name):
+        if not paths.config.exists() and any(each != paths.lock for each in root.iterdir()):
             raise ConfigError(_foreign(root))
         # Without access to the folder, the state of the directory would be unknown.
         make_own_folder(paths)
@@ -287,7 +287,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
             )
         # A killed keeper could not remove the key. The pods' leases end by themselves.
         Identity(paths.identity).destroy()
-        gate.remove(paths.socket)
+        paths.socket.unlink(missing_ok=True)
         _tidy(paths, spec)
         return
     deadline = 0.0

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
-from workbench.base.files import gate, is_there, read_bytes
+from workbench.base.files import is_there, records
+from workbench.base.files.gate import read_within
 from workbench.base.json_values import Json, parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
@@ -33,7 +34,7 @@ def raised_by(paths: RunPaths, rank: int | None) -> BaseException | None:
     """
     try:
         raised = _written(paths, f"rank-{rank}-raised.json")
-        return None if raised is None else _exception(parse_json(read_bytes(raised, paths.root)))
+        return None if raised is None else _exception(parse_json(read_within(raised, paths.root)))
     except Exception as error:  # any class may refuse to be made
         logger.info("the exception of rank %s cannot be made here: %s", rank, error)
         return None
@@ -94,7 +95,7 @@ def _type_at(module: str, name: str) -> type[BaseException] | None:
 def _written(paths: RunPaths, name: str) -> Path | None:
     """Find a file that a rank wrote. None: it wrote no such file."""
     # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
-    inside = gate.folders_in(paths.outputs, within=paths.root)
+    inside = records.folders_in(paths.outputs)
     folders = [paths.outputs, *(path for path in inside if path.name != RETURNED)]
     found = (folder / RETURNED / name for folder in folders)
     return next(filter(is_there, found), None)
@@ -107,7 +108,7 @@ def _of_rank(paths: RunPaths, rank: int) -> object:
         raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
     if values is not None:
         try:
-            tree = parse_json(read_bytes(values, paths.root))
+            tree = parse_json(read_within(values, paths.root))
             arrays = _arrays(values.with_suffix(".safetensors"), paths.root)
             return _value(tree, arrays)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -125,7 +126,7 @@ def _arrays(file: Path, root: Path) -> Mapping[str, Any]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    data = read_bytes(file, root, _LARGEST)
+    data = read_within(file, root, _LARGEST)
     try:
         return dict(load(data))
     except SafetensorError as error:

@@ -325,7 +325,7 @@ class Run(LiveDisplayable):
                     if attempt > followed:
                         yield from self._restarted(attempt)
                         logs = [
-                            LogLines(self.paths.rank_log(attempt, rank, name), self.path)
+                            LogLines(self.paths.rank_log(attempt, rank, name))
                             for name in _streams(stream)
                         ]
                         followed = attempt

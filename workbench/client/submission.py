@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.base.errors import ConfigError, DiskFull, RunError, RunFailed, suggests
-from workbench.base.files import check_working_directory, gate, write_json
+from workbench.base.files import check_working_directory, write_json
+from workbench.base.files.folders import remove_folder
 from workbench.base.messages.wire import Unanswered, ask
 from workbench.client.returned import raised_by
 from workbench.client.run import Run
@@ -194,7 +195,7 @@ class Submission:
         try:
             write_json(paths.info, info)
         except DiskFull:
-            gate.remove_tree(paths.root)  # no room even for the error of the run
+            remove_folder(paths.root)  # no room even for the error of the run
             raise
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:

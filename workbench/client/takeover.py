@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import gate, is_folder, not_ours, read_json, write_json
+from workbench.base.files import is_folder, not_ours, read_json, records, write_json
 from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import number
 from workbench.base.messages.wire import Refused, ask
@@ -194,7 +194,7 @@ def end_broken_off(cluster: Path) -> str:
 
     if not why():
         return ""
-    with gate.open_to_append(paths.lock, cluster) as lock:
+    with records.open_to_append(paths.lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # no other start may use the directory meanwhile
         except OSError as error:
@@ -206,8 +206,8 @@ def end_broken_off(cluster: Path) -> str:
                 if not has_result(run) and not _foreign((run.root, run.info, run.state)):
                     for file in (run.result, run.state):
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
-                    gate.remove(run.reserve)
-            gate.remove(paths.socket)
+                    run.reserve.unlink(missing_ok=True)
+            paths.socket.unlink(missing_ok=True)
             write_cluster_state(paths, {"phase": "closed", "message": words})
             unregister(cluster)
     return words or "it was ended at this moment"

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json, records
 from workbench.base.json_values import whole
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, counted, gib, moment
@@ -118,7 +118,7 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
     try:
-        folders = gate.folders_in(path / "runs", within=path)
+        folders = records.folders_in(path / "runs")
     except OSError:  # not readable, or too many names
         return None
     for folder in folders:

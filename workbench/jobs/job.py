@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_bytes
+from workbench.base.files.gate import read_within
 from workbench.base.record import Record
 from workbench.jobs.launcher import LauncherName
 from workbench.jobs.requirements.requirements import Requirements
@@ -308,7 +308,7 @@ def carried(file: Path, root: Path) -> bytes:
     Raise ConfigError for a link out of the directory.
     """
     try:
-        return read_bytes(file, within=root, limit=_MOST_CARRIED)
+        return read_within(file, root, _MOST_CARRIED)
     except OSError as error:
         raise ConfigError(f"{file} cannot be carried: {error.strerror}") from error
 

@@ -328,7 +328,7 @@ class Script(Job):
         return read_requirements(self.requirements, script, environment, isolated=self.isolated)
 
     def packages_in(self, root: Path) -> Requirements | None:
-        facts = read_json(root / _PACKAGES, within=root)
+        facts = read_json(root / _PACKAGES)
         if not facts and self.requirements:
             raise RunError(f"{root / _PACKAGES} cannot be read; submit the job again")
         return Requirements.read(facts) if facts else None

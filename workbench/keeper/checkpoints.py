@@ -11,9 +11,10 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import gate, read_json, write_json
+from workbench.base.files import read_json, records, write_json
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.files.gate import make_folders
+from workbench.base.files.folders import remove_folder
+from workbench.base.files.gate import pinned_folder
 from workbench.base.json_values import parse_json, part
 from workbench.base.messages.wire import ask
 from workbench.base.words import told
@@ -336,7 +337,7 @@ def send_checkpoint(
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
             continue
-        for path in gate.files_in(part):
+        for path in records.files_in(part):
             link.put_file(path, str(target / f"rank-{rank}" / path.name))
 
 
@@ -354,18 +355,12 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
     final = paths.checkpoints / f"step-{step}"
     if final.exists():
         return ""
-    try:
-        make_folders(paths.checkpoints, paths.root)
-    except (OSError, WorkbenchError) as error:
-        return str(error)
     part = final.with_name(f".{final.name}.part")
-    gate.remove_tree(part, paths.root)
+    remove_folder(part)
 
     def one(each: PodPart) -> str:
         link, rank, folder = each
-        target = part / link.pod.name / f"rank-{rank}"
-        make_folders(target, paths.root)
-        return _fetch_part(link, folder, target)
+        return _fetch_part(link, folder, part / link.pod.name / f"rank-{rank}", paths.root)
 
     try:
         problems = in_threads(one, parts)
@@ -373,24 +368,26 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
             if problem:
                 return problem
         # After a power cut, a folder of this name holds a whole checkpoint.
-        gate.sync_below(part)
-        gate.move(part, final, paths.root)
-        gate.sync_below(paths.checkpoints)
+        records.sync_below(part)
+        with pinned_folder(paths.checkpoints, paths.root) as folder:
+            (folder / part.name).replace(folder / final.name)
+        records.sync_below(paths.checkpoints)
     except (OSError, WorkbenchError) as error:
         return str(error)
     finally:
-        gate.remove_tree(part, paths.root)
+        remove_folder(part)
     return ""
 
 
-def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
-    link.get(str(source / NAME), target / NAME)
-    files = read_manifest(target).get("files", {})
-    needed = sum(entry["bytes"] for entry in files.values())
-    free = free_bytes(target)
-    if free < needed + _SPARED:
-        full = disk_full(target.parent.parent.parent, needed, free, kept=_SPARED)
-        return f"{full}; run.fetch() copies the rest back while the cluster exists"
-    for name in files:
-        link.get(str(source / name), target / name)
+def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path, root: Path) -> str:
+    with pinned_folder(target, root, make=True) as folder:
+        link.get(str(source / NAME), folder / NAME)
+        files = read_manifest(folder).get("files", {})
+        needed = sum(entry["bytes"] for entry in files.values())
+        free = free_bytes(folder)
+        if free < needed + _SPARED:
+            full = disk_full(target.parent.parent.parent, needed, free, kept=_SPARED)
+            return f"{full}; run.fetch() copies the rest back while the cluster exists"
+        for name in files:
+            link.get(str(source / name), folder / name)
     return problem_of(target)

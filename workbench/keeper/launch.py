@@ -20,8 +20,7 @@ from workbench.base import entries
 from workbench.base.child import HOME, kill_group
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate
-from workbench.base.files.gate import open_to_append
+from workbench.base.files import records
 from workbench.base.process import (
     POD_MARK,
     RUN_MARK,
@@ -247,7 +246,7 @@ class LauncherProcess:
     def start(cls, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
         """Start the launcher with the run id as a mark, so that another keeper can find it."""
         ours = {name: os.environ[name] for name in _PASSED if name in os.environ}
-        with open_to_append(log, log.parent.parent) as out:
+        with records.open_to_append(log) as out:
             process = subprocess.Popen(
                 list(command.argv),
                 env={**ours, **command.env, RUN_MARK: run_id},
@@ -287,7 +286,7 @@ class LauncherProcess:
         return any(activity(pid)[1] for pid in session)
 
     def tail(self, lines: int = 20) -> str:
-        text = gate.read_end(self._log, self._log.parent.parent).decode(errors="replace")
+        text = records.read_end(self._log).decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def end(self, grace_s: float = 3.0) -> None:

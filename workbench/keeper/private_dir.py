@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.files import gate, read_bytes, write_bytes
+from workbench.base.files import read_bytes, records, write_bytes
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.keeper.spawn import take_lock
 from workbench.rundir.paths import ClusterPaths
@@ -70,7 +70,7 @@ class PrivateDir:
                 write_bytes(path, content)
 
     def _remember_files(self) -> None:
-        for path in gate.files_below(self._folder):
+        for path in records.files_below(self._folder):
             # Files that are being written have a name that begins with a dot.
             if path.name.startswith(".") or path in self._written_elsewhere:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import gate, is_there, read_json, read_text, write_json
+from workbench.base.files import is_there, read_json, read_text, write_json
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Job
@@ -151,7 +151,7 @@ def _keep_result(
         logger.warning("cannot write the result of %s: %s", run.id, why)
         try:
             results = fleet.paths.results
-            gate.make_folders(results, fleet.paths.root)
+            results.mkdir(mode=0o700, exist_ok=True)
             write_json(results / f"{run.id}.json", result)
         except (OSError, WorkbenchError) as again:
             logger.error(

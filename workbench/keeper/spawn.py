@@ -22,7 +22,7 @@ from workbench.base.errors import (
     RunError,
     WorkbenchError,
 )
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.files.locks import no_locks_there
 from workbench.base.messages.lines import to_line
 from workbench.base.process import boot_id, process_start_time
@@ -85,7 +85,7 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
 def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
     make_own_folder(paths)
     with (
-        gate.open_to_append(paths.keeper_log, paths.root) as log,
+        records.open_to_append(paths.keeper_log) as log,
         os.fdopen(leash.far_end, "rb") as stdin,
     ):
         words = ["-m", entries.KEEPER, str(paths.root), *options]

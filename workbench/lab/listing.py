@@ -20,7 +20,8 @@ from zipfile import ZipFile, ZipInfo
 
 from workbench.base.display_protocol import as_page
 from workbench.base.errors import RunError
-from workbench.base.files import gate
+from workbench.base.files import records
+from workbench.base.files.gate import open_within
 from workbench.base.words import counted, gib, plain
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.cluster import Cluster
@@ -211,7 +212,7 @@ class Listing:
         model = self._name(run.model)
         folder = self._place(model)
         try:
-            files = gate.files_below(folder)
+            files = records.files_below(folder)
         except OSError as error:
             raise RunError(f"{folder} cannot be listed: {error.strerror}") from error
         if not files:
@@ -371,7 +372,7 @@ def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
         for path in files:
             name = path.relative_to(folder)
             about = ZipInfo.from_file(path, name, strict_timestamps=False)
-            with gate.open_record(path, folder) as source, archive.open(about, "w") as target:
+            with open_within(path, folder) as source, archive.open(about, "w") as target:
                 while True:
                     piece = source.read(_PIECE)
                     if not piece:

@@ -18,7 +18,8 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate, not_ours, read_json, write_json
+from workbench.base.files import not_ours, read_json, records, write_json
+from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import Json, items, part, whole
 from workbench.base.record.tolerant import Whole
 from workbench.rundir.paths import RunPaths
@@ -101,9 +102,7 @@ def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list
 
     Return the `most` newest steps, newest first.
     """
-    steps = [
-        number_in(path.name, "step") for path in gate.folders_in(folder, "step-*", folder.parent)
-    ]
+    steps = [number_in(path.name, "step") for path in records.folders_in(folder, "step-*")]
     steps.sort(reverse=True)
     kept = steps[:most]
     old = [step for step in steps[most:] if step not in busy]
@@ -112,22 +111,22 @@ def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list
     try:
         # After a power cut, the disk has the old checkpoints or the new ones.
         for step in kept:
-            gate.sync_below(folder / f"step-{step}")
+            records.sync_below(folder / f"step-{step}")
     except OSError as error:
         logger.warning(
             "older checkpoints in %s stay: the newer cannot be synced: %s", folder, error
         )
         return kept
     for step in old:
-        gate.remove_tree(folder / f"step-{step}", folder.parent)
+        remove_folder(folder / f"step-{step}")
     return kept
 
 
 def remove_after(folder: Path, step: int) -> None:
     """Remove the damaged checkpoints after a step; the run repeats the later steps."""
-    for path in gate.folders_in(folder, "step-*", folder.parent):
+    for path in records.folders_in(folder, "step-*"):
         if number_in(path.name, "step") > step:
-            gate.remove_tree(path, folder.parent)
+            remove_folder(path)
 
 
 def number_in(name: str, what: str) -> int:
@@ -149,13 +148,13 @@ Places = Mapping[int, tuple[str, Path]]
 
 def _here(folder: Path) -> dict[int, Places]:
     steps: dict[int, Places] = {}
-    for path in gate.folders_in(folder, "step-*", folder.parent):
+    for path in records.folders_in(folder, "step-*"):
         step = number_in(path.name, "step")
         if step < 0:
             continue
         places: dict[int, tuple[str, Path]] = {}
-        for pod in gate.folders_in(path, within=folder.parent):
-            for place in gate.folders_in(pod, "rank-*", folder.parent):
+        for pod in records.folders_in(path):
+            for place in records.folders_in(pod, "rank-*"):
                 rank = number_in(place.name, "rank")
                 places[rank] = (pod.name, place)
         steps[step] = places
@@ -203,7 +202,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
     # Another user may have changed files with foreign ownership or write access.
-    for path in (part, *gate.files_in(part)):
+    for path in (part, *records.files_in(part)):
         foreign = not_ours(path)
         if foreign:
             return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
@@ -214,12 +213,12 @@ def write_manifest(folder: Path, **facts: object) -> int:
     """Write the manifest of a part, and return the bytes of the files."""
     listed = {}
     total = 0
-    for path in gate.files_in(folder):
+    for path in records.files_in(folder):
         if path.name == NAME:
             continue
         size = path.stat().st_size
         total += size
-        listed[path.name] = {"bytes": size, "sha256": gate.digest(path)}
+        listed[path.name] = {"bytes": size, "sha256": records.sha256_of(path)}
     write_json(folder / NAME, {**facts, "files": listed})
     return total
 
@@ -250,7 +249,7 @@ def problem_of(folder: Path) -> str:
         size = facts.st_size
         if size != entry["bytes"]:
             return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
-        if gate.digest(path) != entry["sha256"]:
+        if records.sha256_of(path) != entry["sha256"]:
             return f"the checksum of {folder.name}/{name} is wrong"
     return ""
 

@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import KeptFile, gate, read_json, write_bytes, write_json
-from workbench.base.files.gate import make_folders, open_to_append, open_to_write, write_all
+from workbench.base.files import KeptFile, read_json, records, write_bytes, write_json
+from workbench.base.files.gate import make_folders
 from workbench.base.record.tolerant import TolerantRecord
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
@@ -82,7 +82,7 @@ class Journal:
         self._warned = False
         for folder in (paths.logs, paths.tensorboard):
             make_folders(folder, paths.root)
-        open_to_append(paths.events, paths.root).close()
+        records.open_to_append(paths.events).close()
 
     def reserve(self) -> None:
         """Reserve room on the disk for the result, until `finish`.
@@ -264,9 +264,9 @@ class Journal:
         """
         with suppress(OSError):
             self._scalars.close()
-        for curves in gate.files_below(self._paths.tensorboard, self._paths.root):
+        for curves in records.files_below(self._paths.tensorboard):
             if curves.name.startswith("events.out.tfevents."):
-                gate.remove(curves, self._paths.root)
+                curves.unlink(missing_ok=True)
         self._scalars = ScalarWriter(self._paths.tensorboard)
         for event in events:
             self._scalars.add(event)
@@ -336,7 +336,7 @@ class Journal:
         result: Mapping[str, object] = self._redact.json(record.to_dict())
         late: Mapping[str, object] | None = None
         try:
-            gate.remove(self._paths.reserve)
+            self._paths.reserve.unlink(missing_ok=True)
             write_json(self._paths.result, result)
         except OSError as error:
             logger.error(
@@ -361,7 +361,7 @@ class Journal:
         Return a remark if the disk does not take a file, otherwise an empty string.
         """
         try:
-            gate.sync_below(self._paths.root)
+            records.sync_below(self._paths.root)
         except OSError as error:
             self.is_synced = False
             logger.error("cannot sync %s: %s", self._paths.root, error)
@@ -403,7 +403,7 @@ class Journal:
         if self._spare is None:
             return "there is no other place"
         try:
-            gate.make_folders(self._spare.parent, self._spare.parent.parent)
+            self._spare.parent.mkdir(mode=0o700, exist_ok=True)
             write_json(self._spare, result)
         except (OSError, WorkbenchError) as error:
             return str(error)
@@ -474,7 +474,7 @@ def _is_restart(event: Event) -> bool:
 
 def _end_at_last_line(paths: RunPaths) -> None:
     """Remove an unfinished last line from the events."""
-    descriptor = open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root)
+    descriptor = records.open_file(paths.events, os.O_RDWR | os.O_CREAT)
     with os.fdopen(descriptor, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         end = size
@@ -493,10 +493,10 @@ def _end_at_last_line(paths: RunPaths) -> None:
 
 def _append(paths: RunPaths, data: bytes) -> None:
     """Append all data to the events, or none. Raise OSError on failure."""
-    with open_to_append(paths.events, paths.root) as out:
+    with records.open_to_append(paths.events) as out:
         size = out.seek(0, os.SEEK_END)
         try:
-            write_all(out, data)
+            records.write_all(out, data)
         except OSError:
             out.truncate(size)
             raise

@@ -27,7 +27,7 @@ from workbench.rundir.status import result_file
 
 def submitted_rows(paths: RunPaths) -> Mapping[str, object]:
     """Return the facts of a run's kind that were known at submission."""
-    raw = read_json(paths.job, within=paths.root)
+    raw = read_json(paths.job)
     return {name: raw[name] for name in facts_of_kinds() if raw.get(name) is not None}
 
 

@@ -196,8 +196,7 @@ class RunView:
         key = (self._attempt, rank)
         if key not in self._logs:
             self._logs[key] = [
-                LogTail(self.paths.rank_log(*key, stream), self.paths.root)
-                for stream in ("stdout", "stderr")
+                LogTail(self.paths.rank_log(*key, stream)) for stream in ("stdout", "stderr")
             ]
         lines: list[str] = []
         for tail in self._logs[key]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from workbench.base.errors import ConfigError, RunFailed
-from workbench.base.files import gate
+from workbench.base.files import is_folder
 from workbench.base.table import Grid, text_table
 from workbench.base.words import counted, duration, plain
 from workbench.verify.figures import Cannot
@@ -111,7 +111,7 @@ def verify(
         raise ConfigError(f"--minutes is {minutes:g}; allowed: a number above 0")
     began_s = time.time()
     folder = folder.absolute()
-    if not gate.is_empty(folder):
+    if is_folder(folder) and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose a new folder for the runs")
     pods = Pods(folder, cluster)
     # Clusters print their progress, and standard output is for the table.

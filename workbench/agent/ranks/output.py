@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.agent.ranks.request import Message, whole_in
-from workbench.base.files import gate
+from workbench.base.files import open_record, records
 from workbench.base.process import output_pipe
 
 _MOST_BYTES = 4 << 20  # the order of later output is not recorded
@@ -53,7 +53,7 @@ class OutputOrder:
             if before in ("", stream):
                 return
             try:
-                with gate.open_to_append(self.log, self.log.parent) as file:
+                with records.open_to_append(self.log) as file:
                     if os.fstat(file.fileno()).st_size < _MOST_BYTES:
                         file.write(f"{before} {at}\n".encode())
             except OSError:  # a full disk, or no file: readers work without the order
@@ -74,7 +74,7 @@ def size_of(path: Path) -> int:
 def read_at(path: Path, offset: int, count: int) -> bytes:
     """Return at most `count` bytes of a log from an offset; b"" if the log cannot be read."""
     try:
-        with gate.open_record(path) as file:
+        with open_record(path) as file:
             file.seek(offset)
             return file.read(count)
     except OSError:

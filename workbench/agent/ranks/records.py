@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
-from workbench.base.files import gate, open_record, write_bytes, write_json
+from workbench.base.files import open_record, records, write_bytes, write_json
 from workbench.base.messages.lines import from_line
 from workbench.base.process import boot_id
 
@@ -245,7 +245,7 @@ def read_attempt(folder: Path) -> tuple[int, int]:
         return attempt, restart
     folders: Sequence[Path] = ()
     with contextlib.suppress(OSError):
-        folders = gate.folders_in(folder, "attempt-*")
+        folders = records.folders_in(folder, "attempt-*")
     numbers = [path.name.removeprefix("attempt-") for path in folders]
     return 0, max((int(number) for number in numbers if number.isdecimal()), default=0)
 

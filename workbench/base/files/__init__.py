@@ -1,7 +1,7 @@
 """Records as JSON, and files that a user names.
 
-`gate` opens all files of a record. The other modules beside this file handle full disks, locks and
-private folders.
+`records` opens, writes and lists files. The other modules beside this file handle files that a pod
+or another person may have changed, full disks, locks and private folders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type
-from workbench.base.files.gate import (
+from workbench.base.files.records import (
     open_record,
     read_bytes,
     read_text,
@@ -126,10 +126,10 @@ def check_working_directory() -> None:
         ) from error
 
 
-def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
+def load_json(path: Path) -> dict[str, object]:
     """Return a JSON object from a run's or cluster's directory. A RunError names the file."""
     try:
-        match parse_record(read_bytes(path, within).decode()):
+        match parse_record(read_bytes(path).decode()):
             case dict() as record:
                 return record
         problem = "it is not a JSON object"
@@ -144,10 +144,10 @@ def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
     )
 
 
-def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
     """Return a JSON object, empty for a missing or broken file."""
     try:
-        return load_json(path, within)
+        return load_json(path)
     except RunError:
         return {}
 
@@ -179,7 +179,7 @@ _CERTAIN = (
 )
 _WORDS = {
     errno.ELOOP: "it is a link, and no link is followed there",
-    errno.ENOTDIR: "its folder is a link, and no link is followed there",
+    errno.ENOTDIR: "its folder is a file",
     errno.ENOENT: "there is no such file",
     errno.ENXIO: "it is not a regular file",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,4 +61,6 @@ def full_disk_named(
     except OSError as error:
         if not is_full(error):
             raise
-        raise disk_full(folder, needed, free_bytes(folder), where=where) from error
+        # The folder may be the descriptor of a folder.
+        named = os.path.realpath(folder)
+        raise disk_full(named, needed, free_bytes(folder), where=where) from error

@@ -50,7 +50,7 @@ def weakness(folder: Path, *, elsewhere: str = "") -> str:
     return ""
 
 
-def remove_folder(name: str, place: int | None = None) -> None:
+def remove_folder(name: str | Path, place: int | None = None) -> None:
     """Remove a folder and all below it where possible, at any depth. A link stays.
 
     `place` is the descriptor of the folder of `name`; None: the name is a path.

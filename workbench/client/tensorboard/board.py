@@ -13,7 +13,8 @@ from pathlib import Path
 
 from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import BackendError, RunError
-from workbench.base.files import gate
+from workbench.base.files import records
+from workbench.base.files.gate import check_regular
 from workbench.base.words import plain
 from workbench.client.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
 from workbench.rundir.paths import RunPaths
@@ -154,24 +155,23 @@ class Board(LiveDisplayable):
 def board_folder(paths: RunPaths) -> Path:
     """Return the folder of a run's event files: the whole run if a script wrote some."""
     try:
-        outputs = gate.files_below(paths.outputs, paths.root)
+        outputs = records.files_below(paths.outputs)
     except OSError as error:
         raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
     if any(fnmatchcase(path.name, _EVENT_FILES) for path in outputs):
-        gate.check_regular(paths.outputs, "a folder of event files")
-        gate.check_regular(paths.tensorboard, "a folder of event files")
+        check_regular(paths.outputs, "a folder of event files")
+        check_regular(paths.tensorboard, "a folder of event files")
         return paths.root
-    gate.check_regular(paths.tensorboard, "a folder of event files")
+    check_regular(paths.tensorboard, "a folder of event files")
     return paths.tensorboard
 
 
 def has_board(paths: RunPaths) -> bool:
     """Whether a run has event files for TensorBoard. False for unreadable folders."""
     try:
-        files = gate.files_in(paths.tensorboard, _EVENT_FILES, within=paths.root)
+        files = records.files_in(paths.tensorboard, _EVENT_FILES)
         return bool(files) or any(
-            fnmatchcase(path.name, _EVENT_FILES)
-            for path in gate.files_below(paths.outputs, paths.root)
+            fnmatchcase(path.name, _EVENT_FILES) for path in records.files_below(paths.outputs)
         )
     except OSError:
         return False

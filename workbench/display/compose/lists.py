@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json, records
 from workbench.base.json_values import part, text
 from workbench.base.words import plain
 from workbench.finetune.data.sources.hub import Hub
@@ -76,7 +76,7 @@ def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:
 
 def _folders(folder: Path) -> Sequence[Path]:
     try:
-        folders = gate.folders_in(folder)
+        folders = records.folders_in(folder)
     except OSError:
         return []
     return [path for path in folders if not path.name.startswith(".")][:_FOLDERS]
@@ -85,7 +85,7 @@ def _folders(folder: Path) -> Sequence[Path]:
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files of rows in a folder; files of runs and configurations are none."""
     try:
-        files = gate.files_in(folder)
+        files = records.files_in(folder)
     except OSError:
         return
     names = {path.name for path in files}
@@ -99,7 +99,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _is_model(folder: Path) -> bool:
     try:
-        names = gate.names_in(folder, "*config.json")
+        names = {path.name for path in records.files_in(folder, "*config.json")}
     except OSError:
         return False
     return "config.json" in names or "adapter_config.json" in names
@@ -107,7 +107,7 @@ def _is_model(folder: Path) -> bool:
 
 def _cached() -> Iterator[Proposal]:
     """Yield kind and name of every model and dataset in the cache of the hub."""
-    for folder in _folders(hub_cache()):
+    for folder in _folders(hub_cache().resolve()):
         kind, _, name = folder.name.partition("--")
         if kind in ("models", "datasets") and name:
             yield kind, name.replace("--", "/", 1)

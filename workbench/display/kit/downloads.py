@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.words import size
 from workbench.client.tensorboard.board import jupyter_server
 from workbench.rundir.paths import RunPaths
@@ -27,7 +27,7 @@ def run_links(paths: RunPaths) -> list[Link]:
         where = f"{base}files/{quote(f'{below}/{name}')}"
         links.append((f"{name} ({size(paths.trace.stat().st_size)})", where))
     try:
-        files = gate.files_below(paths.model, paths.root)
+        files = records.files_below(paths.model)
     except OSError:  # not readable, or too many names
         files = []
     if not files:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workbench.base.files import gate
 from workbench.base.json_values import items, part, text, whole
 from workbench.base.json_values import number as json_number
 from workbench.base.words import (
@@ -345,7 +344,7 @@ def _files_left(view: RunView) -> str:
 def _is_there(path: Path) -> bool:
     if path.is_dir():
         try:
-            return not gate.is_empty(path)
-        except OSError:  # not readable, or too many names
+            return any(path.iterdir())
+        except OSError:  # not readable
             return True
     return path.exists()

@@ -85,7 +85,7 @@ def _check_template(paths: RunPaths) -> None:
             f"the run in {paths.root} asks its model by "
             f"prompt {prompt!r}, not by turns; use run.predict"
         )
-    own = read_json(paths.model / "tokenizer_config.json", within=paths.root).get("chat_template")
+    own = read_json(paths.model / "tokenizer_config.json").get("chat_template")
     if not (job.get("chat_template") or own or (paths.model / "chat_template.jinja").is_file()):
         raise ConfigError(f"of the run in {paths.root}, {no_template(str(job.get('model')))}")
 

@@ -89,7 +89,7 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
     """Return the options of a run's job as sent to the pods, or an empty mapping if unknown."""
-    return part(read_json(paths.job, within=paths.root), "job")
+    return part(read_json(paths.job), "job")
 
 
 class _OwnRows:
@@ -109,7 +109,9 @@ class _OwnRows:
 
     def _all(self) -> Iterator[Question]:
         file = self._paths.inputs / "eval.jsonl"
-        for where, data in _lines(file if file.exists() else self._paths.predictions):
+        if not file.exists():
+            file = self._paths.predictions
+        for where, data in _lines(file, self._paths.root):
             row = Fields(data, where)
             table_id = row.data.get("table_id")
             turns = turns_of(row)
@@ -151,9 +153,9 @@ class _OwnRows:
         return self._prefix
 
 
-def _lines(path: Path) -> Iterator[tuple[str, object]]:
+def _lines(path: Path, run: Path) -> Iterator[tuple[str, object]]:
     try:
-        yield from read_lines(path) if path.exists() and path.stat().st_size else ()
+        yield from read_lines(path, run) if path.exists() and path.stat().st_size else ()
     except (OSError, ConfigError) as error:
         raise RunError(f"the rows in {path} cannot be read: {error}") from error
 

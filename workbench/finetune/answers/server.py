@@ -24,8 +24,8 @@ from workbench.base.child import (
     start,
 )
 from workbench.base.errors import DiskFull, RunError, require_package
-from workbench.base.files import gate, load_json, read_json
-from workbench.base.files.gate import check_regular, files_in
+from workbench.base.files import load_json, read_json, records
+from workbench.base.files.gate import check_regular
 from workbench.base.json_values import part, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
@@ -258,14 +258,14 @@ def check_model(paths: RunPaths) -> None:
         raise RunError(f"{paths.job} is missing; the file states how the model was trained")
     _check_shards(paths)
     _check_weights(paths)
-    too_large = too_many_parts(read_json(paths.model / "config.json", within=paths.root))
+    too_large = too_many_parts(read_json(paths.model / "config.json"))
     if too_large:
         raise RunError(f"{paths.model / 'config.json'} has {too_large}; put a whole copy back")
 
 
 def _check_weights(paths: RunPaths) -> None:
     """Raise RunError if weights are not those whose digests the run's manifest has."""
-    for name, expected in read_json(paths.manifest, within=paths.root).items():
+    for name, expected in read_json(paths.manifest).items():
         relative = PurePath(name)
         is_weights = relative.suffix == ".safetensors" and is_output_name(relative)
         if not is_weights or relative.parts[0] != paths.model.name:
@@ -273,7 +273,7 @@ def _check_weights(paths: RunPaths) -> None:
         path = paths.root / relative
         try:
             facts = path.stat(follow_symlinks=False)
-            found = _digest(path, paths.root, facts.st_size, facts.st_mtime_ns)
+            found = _digest(path, facts.st_size, facts.st_mtime_ns)
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
         if found != expected:
@@ -284,8 +284,8 @@ def _check_weights(paths: RunPaths) -> None:
 
 
 @lru_cache(maxsize=256)
-def _digest(path: Path, within: Path, _size: int, _time_ns: int) -> str:
-    return gate.digest(path, within)
+def _digest(path: Path, _size: int, _time_ns: int) -> str:
+    return records.sha256_of(path)
 
 
 def _longest_answer(paths: RunPaths) -> int:
@@ -296,8 +296,8 @@ def _longest_answer(paths: RunPaths) -> int:
 
 def _check_shards(paths: RunPaths) -> None:
     """Raise RunError if an index of weights names files outside its folder."""
-    for index in files_in(paths.model, "*.index.json", paths.root):
-        shards = part(load_json(index, within=paths.root), "weight_map").values()
+    for index in records.files_in(paths.model, "*.index.json"):
+        shards = part(load_json(index), "weight_map").values()
         for shard in shards:
             if isinstance(shard, str) and PurePath(shard).name == shard:
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import open_record
+from workbench.base.files.gate import open_within
 from workbench.base.json_values import number, parse_json
 from workbench.finetune.data.decompress import open_rows
 
@@ -39,7 +39,7 @@ def read_lines(
     of_run = run is not None
     number = 0
     try:
-        with open_rows(path, encoding) if run is None else open_record(path, within=run) as file:
+        with open_rows(path, encoding) if run is None else open_within(path, run) as file:
             while line := file.readline(MAX_LINE_BYTES):
                 number += 1
                 if number == 1:

@@ -12,7 +12,8 @@ from typing import Literal, get_args
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.base.files import gate, load_json, user_path
+from workbench.base.files import load_json, user_path
+from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import part
 from workbench.base.words import scaled
 from workbench.finetune.answers.server import check_model, server_of
@@ -213,7 +214,7 @@ def export_to_store(address: str, write: Callable[[Path], Export]) -> Export:
         try:
             made = write(scratch / "model")
         except BaseException:
-            gate.remove_tree(scratch)
+            remove_folder(scratch)
             raise
         try:
             put_folder(store, scratch / "model", last=_CONFIGS, unfinished=unfinished)
@@ -226,7 +227,7 @@ def export_to_store(address: str, write: Callable[[Path], Export]) -> Export:
                 raise RunError(f"{error}; {whole}") from error
             error.add_note(whole)
             raise
-        gate.remove_tree(scratch)
+        remove_folder(scratch)
     return replace(made, folder=address)
 
 

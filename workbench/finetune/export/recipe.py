@@ -20,7 +20,8 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.child import HOME
-from workbench.base.files import open_record, read_bytes, read_json
+from workbench.base.files import read_json
+from workbench.base.files.gate import open_within, read_within
 from workbench.base.json_values import items, part, parts, text, whole
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
@@ -110,7 +111,7 @@ def _masked(name: str, content: bytes) -> bytes:
 
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
-    resolved = read_json(paths.job, within=paths.root)
+    resolved = read_json(paths.job)
     options = {**part(resolved, "job"), "env": {}}
     beyond = _beyond(options, paths, text(resolved.get("family")))
     if beyond:
@@ -254,7 +255,7 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
             f"{name} is not in the run directory: put it, with its folder, beside the other files"
         )
     install = [*_install(result)]
-    facts = read_json(paths.requirements, within=paths.root)
+    facts = read_json(paths.requirements)
     wanted = [text(line) for line in items(facts.get("lines"))]
     if wanted:
         files["script-requirements.txt"] = "".join(f"{line}\n" for line in wanted).encode()
@@ -279,7 +280,7 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
 def _script_files(paths: RunPaths, script: str) -> dict[str, bytes]:
     """Return the sent files of a script's folder; of a large folder only the script."""
     try:
-        with open_record(paths.script, within=paths.root) as file, zipfile.ZipFile(file) as archive:
+        with open_within(paths.script, paths.root) as file, zipfile.ZipFile(file) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and _is_inside(m.filename)]
             if (
                 sum(m.file_size for m in members) > _MOST_SCRIPT
@@ -339,7 +340,7 @@ def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     for file in files:
         with suppress(OSError):
-            contents[file.name] = read_bytes(file, within=paths.root, limit=_MOST_ROWS)
+            contents[file.name] = read_within(file, paths.root, _MOST_ROWS)
     return contents
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate, is_there
+from workbench.base.files import is_there, read_bytes
 from workbench.base.json_values import Json
 
 POINTER = b"version https://git-lfs"
@@ -52,7 +52,7 @@ def _object(path: Path, real: Path, _size: int, _mtime_ns: int) -> Json:
 
 
 def _parsed(path: Path, real: Path) -> Json:
-    data = gate.read_bytes(real, limit=_LARGEST)
+    data = read_bytes(real, limit=_LARGEST)
     refuse_pointer(path, data)
     if data.startswith(_MARK):
         raise ConfigError(f"{path} begins with a byte order mark. {_SAVE}")

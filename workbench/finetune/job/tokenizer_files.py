@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.files import gate, is_there, read_given
+from workbench.base.files import is_there, read_bytes, read_given
 from workbench.base.json_values import Json, items, part, text, whole
 from workbench.finetune.job.architectures import NEVER_RUN, tokenizers_by_type
 from workbench.finetune.job.given_files import read_object, refuse_pointer
@@ -127,7 +127,7 @@ def _check_binary(path: Path) -> None:
         size = path.stat().st_size
         if size < _MOST_OF_POINTER:
             # The folders of the hub's cache consist of links.
-            refuse_pointer(path, gate.read_bytes(path.resolve()))
+            refuse_pointer(path, read_bytes(path.resolve()))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if not size:

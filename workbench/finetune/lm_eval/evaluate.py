@@ -49,7 +49,7 @@ def evaluate(
     run = chosen.submit(job, pods=pods)
     run.wait(progress=progress).raise_for_status()
     report = run.paths.root / REPORT
-    raw = load_json(report, within=run.paths.root)
+    raw = load_json(report)
     scores = Scores(
         scores=tuple(scores_from(raw, options)),
         run_id=run.id,

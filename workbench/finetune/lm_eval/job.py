@@ -11,7 +11,7 @@ from pydantic import Field
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate, is_folder, load_json, user_path
+from workbench.base.files import is_folder, load_json, read_bytes, user_path, write_text
 from workbench.base.json_values import part, text
 from workbench.base.record import (
     Allowed,
@@ -102,12 +102,12 @@ class Evaluation(Job):
             "finetune": {**trained_job(RunPaths(Path(job.run))).to_dict(), "env": {}},
         }
         paths = RunPaths(run.root)
-        gate.write_text(paths.job, json.dumps(resolved, indent=1), within=paths.root)
+        write_text(paths.job, json.dumps(resolved, indent=1))
         return Prepared(job=job)
 
     def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
         paths = RunPaths(root)
-        resolved = json.loads(gate.read_bytes(paths.job, root))
+        resolved = json.loads(read_bytes(paths.job))
         resolved["gpus"] = gpus
         resolved["model"] = sent_model(pod, RunPaths(Path(self.run)).model)
         base = Path(resolved["finetune"]["model"])

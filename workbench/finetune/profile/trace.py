@@ -13,7 +13,7 @@ _SHOWN = 20
 
 def read_trace(paths: RunPaths) -> Grid | None:
     """Return the table of a run, or None if no step was traced."""
-    raw = read_json(paths.trace_operators, within=paths.root)
+    raw = read_json(paths.trace_operators)
     operators = parts(raw.get("operators"))
     if not operators:
         return None

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import gate, is_folder, load_json, user_path, write_json
+from workbench.base.files import is_folder, load_json, open_record, records, user_path, write_json
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import state_folder
 from workbench.base.package import fingerprint
@@ -177,7 +177,7 @@ def _remember(key: str, made: Prepared) -> None:
     # ValueError: a path that is not UTF-8.
     with suppress(OSError, ConfigError, ValueError):
         for name, path in _written(made):
-            with gate.open_record(path) as file:
+            with open_record(path) as file:
                 states[name] = _state(os.fstat(file.fileno()))
         noted = _NOTE.dump_python(_Earlier(made=made, states=states), mode="json")
         make_private(_notes().parent)
@@ -211,14 +211,15 @@ def _copied(key: str, folder: Path) -> Prepared | None:
     files: dict[str, BinaryIO] = {}
     try:
         for name, path in _written(earlier.made):
-            files[name] = gate.open_record(path)
+            files[name] = open_record(path)
             if _state(os.fstat(files[name].fileno())) != earlier.states[name]:
                 return None
-        gate.make_folders(folder, folder.parent)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = {}
         for name, source in files.items():
             made[name] = folder / f"{name}.jsonl"
-            with gate.open_anew(made[name], folder) as target:
+            made[name].unlink(missing_ok=True)
+            with records.open_to_append(made[name]) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
     except FileNotFoundError:  # the earlier run was removed
         return None

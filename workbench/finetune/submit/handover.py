@@ -21,7 +21,7 @@ from workbench.rundir.paths import RunPaths
 def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     """Return the job with paths of the other system, the rows, and the custom metrics."""
     paths = RunPaths(request.root)
-    shipped = read_json(paths.job, within=paths.root)
+    shipped = read_json(paths.job)
     _check(job, request, part(shipped, "deepspeed"))
     asked: dict[str, object] = job.to_dict()
     inputs: dict[str, bytes] = {}

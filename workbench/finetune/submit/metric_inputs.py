@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.files import gate, read_given, user_path
+from workbench.base.files import open_record, read_given, user_path
 from workbench.finetune.data.sources.dataset import Prepared
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.evaluation import answered_rows, evaluates
@@ -114,7 +114,7 @@ def _tables(data: Prepared, rows: int) -> list[object]:
             "metrics has execution_match, and the dataset has "
             "no tables to run queries on; take 'exact_match'"
         )
-    with gate.open_record(data.eval) as lines:
+    with open_record(data.eval) as lines:
         asked = {json.loads(line).get("table_id") for line in itertools.islice(lines, rows)}
-    with gate.open_record(data.tables) as lines:
+    with open_record(data.tables) as lines:
         return [table for table in map(json.loads, lines) if table["id"] in asked]

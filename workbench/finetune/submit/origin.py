@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json, records
 from workbench.base.package import fingerprint
 from workbench.rundir.paths import RunPaths
 
@@ -17,8 +17,8 @@ def origin(root: Path) -> Mapping[str, object]:
     for name in ("train.jsonl", "eval.jsonl"):
         path = paths.inputs / name
         if path.is_file():
-            digests[name] = gate.digest(path, root)
-    known = digests or read_json(paths.job, within=paths.root).get("hub")
+            digests[name] = records.sha256_of(path)
+    known = digests or read_json(paths.job).get("hub")
     if not known:
         return {"data": ""}
     return {"data": fingerprint(known)}

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 
-from workbench.base.files import gate, is_folder, user_path
+from workbench.base.files import is_folder, user_path, write_text
 from workbench.finetune.data.overlap import overlap_of_files
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.files import RowFiles
@@ -116,9 +116,9 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
             ask_pods=run.ask_pods,
         )
         resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
-    gate.write_text(paths.job, json.dumps(resolved, indent=1), within=paths.root)
+    write_text(paths.job, json.dumps(resolved, indent=1))
     if deepspeed is not None:
-        gate.write_text(paths.deepspeed, json.dumps(deepspeed, indent=2), within=paths.root)
+        write_text(paths.deepspeed, json.dumps(deepspeed, indent=2))
     return Prepared(job=job, origin=origin(paths.root))
 
 

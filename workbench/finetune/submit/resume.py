@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import gate, read_json, write_json
+from workbench.base.files import read_json, records, write_json
 from workbench.base.json_values import Json, items, part, text, whole
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
@@ -138,7 +138,7 @@ def resume_checkpoint(
         ConfigError: The checkpoint is of another training, or no checkpoint is good.
     """
     root = before.root
-    made = read_json(RunPaths(root).job, within=root)
+    made = read_json(RunPaths(root).job)
     if not part(made, "job"):
         raise ConfigError(
             f"resume is {before.name!r}, not the directory of a FineTune run; give the directory "
@@ -265,7 +265,7 @@ def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
 
 def row_order(root: Path) -> int:
     """Return the version of a run's row order; 1 for early runs without a version."""
-    return whole(read_json(RunPaths(root).job, within=root).get("order")) or 1
+    return whole(read_json(RunPaths(root).job).get("order")) or 1
 
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:
@@ -393,7 +393,7 @@ def _check_rows(
     same = hubs[0] == hubs[1] and bool(train) == bool(earlier)
     if same and train:
         digest = _digest_of_rows(before, str(earlier))
-        same = digest == gate.digest(paths.inputs / str(train))
+        same = digest == records.sha256_of(paths.inputs / str(train))
     if not same:
         raise ConfigError(
             f"the training rows differ from the rows of {before.name}; resume with the same dataset"
@@ -405,4 +405,4 @@ def _digest_of_rows(before: Before, name: str) -> str:
     if before.store:
         return text(part(read_json(before.root / INPUTS), name).get("sha256"))
     file = RunPaths(before.root).inputs / name
-    return gate.digest(file, before.root) if file.is_file() else ""
+    return records.sha256_of(file) if file.is_file() else ""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from workbench.base.files import gate
+from workbench.base.files import read_bytes
 from workbench.base.package import file_digest
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.travels import model_files
@@ -23,7 +23,7 @@ _MOST_BYTES = 16 << 30
 def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
     """Send data and model to a pod; return the job file of the pod."""
     paths = RunPaths(root)
-    resolved = json.loads(gate.read_bytes(paths.job, root))
+    resolved = json.loads(read_bytes(paths.job))
     for name in ("train", "eval"):
         local = resolved.get(name)
         if local:
@@ -45,7 +45,7 @@ def _sent_rows(link: PodStore, path: Path) -> str:
     """Return the path of a file of rows on a pod; send the file if the pod cannot see it."""
     if link.sees(path):
         return str(path)
-    return link.put(gate.read_bytes(path, path.parent.parent, _MOST_BYTES), ".jsonl")
+    return link.put(read_bytes(path, _MOST_BYTES), ".jsonl")
 
 
 def sent_model(link: PodStore, folder: Path) -> str:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import DiskFull, RunError
-from workbench.base.files.gate import sync_below
+from workbench.base.files import records
 from workbench.base.process import pod_name
 from workbench.finetune.checkpoint import snapshot
 from workbench.finetune.checkpoint.reshard import resharded
@@ -257,7 +257,7 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
 
 def _is_synced(folder: Path) -> bool:
     try:
-        sync_below(folder)
+        records.sync_below(folder)
     except OSError:
         return False
     return True

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import gate, write_bytes
+from workbench.base.files import read_bytes, records, write_bytes
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.resource_limits import start_thread
@@ -224,7 +224,7 @@ class PodFiles:
 
     def get(self, remote: str, local: Path) -> str:
         if self.retry_until_lease(lambda ssh: ssh.get(remote, local)):
-            return gate.digest(local)
+            return records.sha256_of(local)
 
         def fetch(route: SshRoute, tell: Progress) -> str:
             return fetch_file(route, remote, local, tell)
@@ -279,7 +279,7 @@ class PodFiles:
                 return send_file(route, local, path, part, tell)
 
             return self._carry(local.name, send)
-        data = gate.read_bytes(local, limit=LARGE)
+        data = read_bytes(local, limit=LARGE)
         self.retry_until_lease(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
 
@@ -316,7 +316,7 @@ class PodFiles:
 def put_local(path: Path, data: bytes) -> Path:
     """Write a local file unless it already has the content. Thread-safe."""
     is_file = path.is_file() and not path.is_symlink()
-    if not is_file or gate.digest(path) != hashlib.sha256(data).hexdigest():
-        gate.make_folders(path.parent, path.parent.parent)
+    if not is_file or records.sha256_of(path) != hashlib.sha256(data).hexdigest():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_bytes(path, data)
     return path

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import read_text, write_text
 from workbench.pods.pod import Pod
 from workbench.rundir.spec import ClusterSpec
 
@@ -88,13 +88,13 @@ def _sees(ssh: SSHConnection, pod: Pod, folder: Path) -> bool:
     token, path = secrets.token_hex(32), folder / f".workbench-probe-{secrets.token_hex(8)}"
     mine = path.with_name(f"{path.name}.{pod.name}")
     try:
-        gate.write_text(path, token, mode=0o644)
+        write_text(path, token, mode=0o644)
         answer = ssh.run([pod.python, "-IS", "-c", _ANSWER, str(path), str(mine)], timeout_s=20.0)
-        return answer.stdout == token and gate.read_text(mine) == token[::-1]
+        return answer.stdout == token and read_text(mine) == token[::-1]
     except (OSError, UnicodeDecodeError, WorkbenchError) as error:
         logger.info("%s does not share %s: %s", pod.name, folder, error)
         return False
     finally:
         for made in (path, mine):
             with suppress(OSError):
-                gate.remove(made)
+                made.unlink(missing_ok=True)

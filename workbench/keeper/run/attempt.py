@@ -440,7 +440,8 @@ class Attempt:
         if self._launcher is not None:
             self._launcher.end()
             try:
-                mask_file(self._context.paths.launcher_log, self._context.redact)
+                c = self._context
+                mask_file(c.paths.launcher_log, c.redact, c.paths.root)
             except OSError as error:  # The disk is full, and an earlier message says so.
                 logger.warning("cannot mask %s: %s", self._context.paths.launcher_log, error)
         deadline = self._clock() + _SWEEP_S

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import gate
+from workbench.base.files import open_record, records, write_bytes
 from workbench.base.files.disk import full_disk_named
+from workbench.base.files.gate import pinned_folder
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.ssh.bulk.transfer import LARGE
 
@@ -94,7 +95,7 @@ def _fetch_together(
     others: list[Arrival] = []
     names = [file.name for file, _ in batch]
     link.get_many(str(folder), names, pile)
-    with gate.open_record(pile) as source:
+    with open_record(pile) as source:
         for file, target in batch:
             data = source.read(file.size)
             if hashlib.sha256(data).hexdigest() == file.digest:
@@ -102,30 +103,32 @@ def _fetch_together(
                 yield file, file.digest
             else:
                 others.append((file, target))
-    gate.remove(pile)
+    pile.unlink(missing_ok=True)
     return others
 
 
 def _put(data: bytes, target: Path, root: Path) -> None:
-    with full_disk_named(target.parent, len(data)):
-        gate.make_folders(target.parent, root)
-        gate.write_bytes(target, data, within=root)
+    with (
+        full_disk_named(target.parent, len(data)),
+        pinned_folder(target.parent, root, make=True) as folder,
+    ):
+        write_bytes(folder / target.name, data)
 
 
 def _fetch_one(
     link: AgentLink, source: PurePosixPath, target: Path, digest: str, root: Path
 ) -> str:
     """Fetch a file, compare with `digest` unless empty, and return its SHA-256."""
-    gate.make_folders(target.parent, root)
-    if not digest:
-        return link.get(str(source), target)
-    part = target.with_name(f".{target.name}.part")
-    for _ in range(_TRIES):
-        link.get(str(source), part)
-        if gate.digest(part, root) == digest:
-            gate.move(part, target, root)
-            return digest
-    gate.remove(part, root)
+    with pinned_folder(target.parent, root, make=True) as folder:
+        if not digest:
+            return link.get(str(source), folder / target.name)
+        part = folder / f".{target.name}.part"
+        for _ in range(_TRIES):
+            link.get(str(source), part)
+            if records.sha256_of(part) == digest:
+                part.replace(folder / target.name)
+                return digest
+        part.unlink(missing_ok=True)
     raise RemoteError(
         f"{source.name} was copied from {link.pod.name} {_TRIES} times with a wrong checksum; look "
         "for a failing disk or memory on either side, and run again",

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import gate, read_json, write_json
-from workbench.base.files.gate import make_folders
+from workbench.base.files import read_bytes, read_json, records, write_json
 from workbench.base.json_values import items, text, whole
 from workbench.base.words import counted, middle_cut, plain, short_list, size
 from workbench.jobs.ignore_patterns import IgnorePatterns
@@ -72,7 +71,7 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
     sent = "-"
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
-        sent = link.put(gate.read_bytes(archive, paths.root, gate.LARGEST_ARCHIVE), ".zip")
+        sent = link.put(read_bytes(archive, records.LARGEST_ARCHIVE), ".zip")
     fields = {
         "run": context.run_id,
         "archive": sent,
@@ -233,11 +232,9 @@ class FolderCollector:
         for file in files:
             name = f"{below}/{file.name}"
             target = root / name
-            make_folders(target.parent, root)
-            digest = _here(target, file, before.get(name, ""), root)
+            digest = _here(target, file, before.get(name, ""))
             if digest:
                 digests[name] = digest
-                gate.close_to_others(target, root)
                 self._tell(-1, -file.size)
             else:
                 come.append((file, target))
@@ -246,7 +243,6 @@ class FolderCollector:
         for file, digest in fetch_files(link, folder, come, pile):
             name = f"{below}/{file.name}"
             digests[name] = digest
-            gate.close_to_others(root / name, root)
             self._tell(-1, -file.size)
         return digests
 
@@ -286,13 +282,13 @@ def _is_blocked(target: Path, root: Path) -> bool:
     return False
 
 
-def _here(target: Path, file: OutputFile, before: str, root: Path) -> str:
+def _here(target: Path, file: OutputFile, before: str) -> str:
     """Return the SHA-256 of a file that is already here, or an empty string."""
     if target.is_symlink() or not target.is_file():
         return ""
     if target.stat().st_size != file.size:
         return ""
-    digest = before or gate.digest(target, root)
+    digest = before or records.sha256_of(target)
     # A large file has no digest from the pod: an equal size is enough.
     if file.digest and file.digest != digest:
         return ""
@@ -363,7 +359,7 @@ def bring_back(
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
         # A manifest says to the next keeper that the files are here, also after a power cut.
-        gate.sync_below(paths.root)
+        records.sync_below(paths.root)
         write_json(paths.manifest, manifest)
     return PulledOutputs(
         digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange
@@ -390,7 +386,6 @@ def fetch(
         if not is_plain or file.name in folders or _is_blocked(target, paths.root):
             strange.append(_shown(file.name))
             continue
-        make_folders(target.parent, paths.root)
         come.append((file, target))
     pile = paths.root / f".{link.pod.name}.files"
     for file, digest in fetch_files(link, pod.out, come, pile):

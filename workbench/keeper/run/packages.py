@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import gate
 from workbench.base.json_values import parse_json, part, text
 from workbench.base.words import short_list, told
 from workbench.jobs.requirements.requirements import Requirements
@@ -186,12 +185,12 @@ class Packages:
         local = self._context.paths.packages_log(link.pod.name)
         try:
             link.get(str(self._context.on_pod(link).root / _LOG), local)
-            mask_file(local, self._context.redact)
+            mask_file(local, self._context.redact, self._context.paths.root)
         except (WorkbenchError, OSError) as error:
             logger.warning("the log of pip on %s: %s", link.pod.name, error)
             # The masking may have failed.
             with suppress(OSError):
-                gate.remove(local, self._context.paths.root)
+                local.unlink(missing_ok=True)
 
 
 def _is_older(version: str, least: str) -> bool:

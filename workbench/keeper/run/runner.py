@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import read_text
 from workbench.base.json_values import number, part
 from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import (
@@ -428,7 +428,7 @@ class Runner:
         with _readable(self.context.paths):
             returned = bring_checkpoints_back(self.context, most=1)
             if returned.steps:
-                gate.remove(self.context.paths.held)
+                self.context.paths.held.unlink(missing_ok=True)
             came = [f"the checkpoint of step {step} was copied back" for step in returned.steps]
             self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
@@ -590,7 +590,7 @@ class Runner:
         if not self.context.inherited:
             return ""
         with suppress(OSError):
-            return gate.read_text(self.context.paths.command).strip()
+            return read_text(self.context.paths.command).strip()
         return ""
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:

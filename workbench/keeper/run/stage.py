@@ -8,7 +8,8 @@ from pathlib import Path
 
 from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_bytes, read_json, records
+from workbench.base.files.gate import pinned_folder
 from workbench.base.words import short_list
 from workbench.jobs.job import Job, PodView
 from workbench.jobs.launcher import Launcher
@@ -108,7 +109,7 @@ def sent_inputs(job: Job, paths: RunPaths) -> str:
     archive = job.archive_in(paths.root)
     if archive is None:
         return "inputs"
-    packed = travelling(gate.read_bytes(archive, paths.root, gate.LARGEST_ARCHIVE))
+    packed = travelling(read_bytes(archive, records.LARGEST_ARCHIVE))
     left_out = read_json(paths.origin).get("left_out")
     if isinstance(left_out, list) and left_out:
         return f"{packed}, without {short_list(left_out)},"
@@ -164,7 +165,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     packed = job.archive_in(paths.root)
     archive = ""
     if packed is not None:
-        archive = link.put(gate.read_bytes(packed, paths.root, gate.LARGEST_ARCHIVE), ".zip")
+        archive = link.put(read_bytes(packed, records.LARGEST_ARCHIVE), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
     sent = {"run": context.run_id, "files": files, "archive": archive, "named": job.folder_name}
     link.work("stage", _UNPACKED_S, **sent)
@@ -197,7 +198,8 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
                     continue
                 raise
             if longer:
-                link.get(there, here)
+                with pinned_folder(here.parent, context.paths.root) as folder:
+                    link.get(there, folder / here.name)
                 mask_file(here, context.redact, context.paths.root)
 
 
@@ -205,7 +207,7 @@ def check_hostfile(context: RunContext) -> None:
     """Raise RunError if the hostfile changed since submission, as launchers run its content."""
     path = context.paths.hostfile
     try:
-        digest = gate.digest(path)
+        digest = records.sha256_of(path)
     except OSError as error:
         raise RunError(
             f"the hostfile {path} cannot be read: {error.strerror}; submit the job again"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.words import short_list
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.resource_limits import start_thread
@@ -164,7 +164,7 @@ class CheckpointUploader:
 
     def _put_run(self, store: Store) -> None:
         """Write the record of the run, again after a restart has changed the job."""
-        job = gate.digest(self._paths.job, self._paths.root)
+        job = records.sha256_of(self._paths.job)
         if job != self._job_sha256:
             put_run(store, self._paths, self._run_id)
             self._job_sha256 = job
@@ -178,7 +178,7 @@ class CheckpointUploader:
     def _here(self) -> list[int]:
         """Return the steps of the copied checkpoints, newest first."""
         try:
-            folders = gate.folders_in(self._paths.checkpoints, "step-*", self._paths.root)
+            folders = records.folders_in(self._paths.checkpoints, "step-*")
         except OSError as error:  # the run directory is gone
             logger.warning("%s", error)
             return []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import HOME, start
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json, records
 from workbench.base.process import Process, end_all, of_pods, process_table
 from workbench.base.redact import is_secret_name
 from workbench.pods.bootstrap.guardian import NOTE, WorkerConfig
@@ -185,7 +185,7 @@ class LocalWorker:
 
         The configuration holds the token.
         """
-        with gate.open_to_append(Path(config.log), Path(config.log).parent) as log:
+        with records.open_to_append(Path(config.log)) as log:
             process = start(
                 "-m",
                 entries.GUARDIAN,
@@ -273,7 +273,7 @@ def is_session_variable(name: str) -> bool:
 def tail_of(path: Path, lines: int) -> str:
     """Read the last lines of a file; nothing if there is none."""
     with contextlib.suppress(OSError):
-        text = gate.read_end(path).decode(errors="backslashreplace")
+        text = records.read_end(path).decode(errors="backslashreplace")
         return "\n".join(text.splitlines()[-lines:])
     return ""
 

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 from workbench.base import entries
 from workbench.base.child import HOME, start
 from workbench.base.errors import BackendError, ConfigError, PodError
-from workbench.base.files import gate, write_text
+from workbench.base.files import records, write_text
 from workbench.base.process import POD_MARK, end_all, process_start_time
 from workbench.base.record import Count, Positive, Unit
 from workbench.base.words import counted
@@ -119,7 +119,7 @@ class CMLPods(Place):
         check_key_line(context.public_key)
         self._stopped = False
         folder = context.directory / "pods"
-        gate.make_folders(folder, context.directory)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.session:
             check_gpus(self._gpus(spec))
         names = [f"pod-{i}" for i in range(count)]
@@ -210,7 +210,7 @@ class CMLPods(Place):
         self._files = []
         if self._ids:
             folder = directory / "pods"
-            self._files = [note_of(directory, IDS), *gate.files_in(folder, "pod-*.json")]
+            self._files = [note_of(directory, IDS), *records.files_in(folder, "pod-*.json")]
         return set(self._ids)
 
     def refresh(self) -> list[Pod]:
@@ -246,7 +246,7 @@ class CMLPods(Place):
         with self._starting:
             self._stopped = True
         for file in self._files:
-            gate.remove(file)
+            file.unlink(missing_ok=True)
         ids = self._ids
         self._ids = {}
         self._pods = []
@@ -320,7 +320,7 @@ class CMLPods(Place):
 
     def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
         env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
-        with gate.open_to_append(log, log.parent) as file:
+        with records.open_to_append(log) as file:
             process = start(
                 *words,
                 cwd=Path.cwd(),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, PodError, WorkbenchError
-from workbench.base.files import gate, is_there
+from workbench.base.files import is_there, read_text, write_text
 from workbench.pods.hosts.certificates import ended
 from workbench.pods.hosts.names import Host, ask_ssh, with_hops
 from workbench.pods.hosts.way import words_to
@@ -111,9 +111,9 @@ class Logins:
             if fingerprint(key) == expected:
                 with self._lock:
                     file = master.trusted_of(self._folder)
-                    lines = gate.read_text(file)
+                    lines = read_text(file)
                     if line not in lines:
-                        gate.write_text(file, lines + line)
+                        write_text(file, lines + line)
                 return
             seen.append(key)
         raise PodError(
@@ -129,7 +129,7 @@ class Logins:
             key = master.host_key(
                 str(host), self.words(host), master.wrapper_of(self._folder), file, kind, limit_s
             )
-            return gate.read_text(file), key
+            return read_text(file), key
 
     def _explained(
         self, host: Host, said: str, error: WorkbenchError, until: float

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import gate, is_folder, is_there, user_path, write_text
+from workbench.base.files import is_folder, is_there, read_text, user_path, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_address, check_user
 from workbench.pods.hosts import provision
@@ -440,7 +440,7 @@ class SSHPods(Place):
         ways = [each.master.words for each in self._masters.values()]
         trusted = ""
         if self._sockets is not None:
-            trusted = gate.read_text(master.trusted_of(self._sockets))
+            trusted = read_text(master.trusted_of(self._sockets))
         note = Note(folder=self._folder, pods=self._pods, ways=ways, trusted=trusted)
         write_note(context.directory, note)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
-from workbench.base.files import gate
 from workbench.pods.kubernetes.login import LoginWait
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.notes import note_of, read_note, write_note
@@ -158,7 +157,7 @@ class KubernetesPods(KubernetesOptions, Place):
         if session is not None:
             session.close()
         if self._record is not None:
-            gate.remove(self._record)
+            self._record.unlink(missing_ok=True)
 
     def remove_left(self, directory: Path) -> None:
         """Delete the objects of a cluster directory's keeper, by its note. Idempotent."""
@@ -196,7 +195,7 @@ class KubernetesPods(KubernetesOptions, Place):
                 f" was removed. Choose the context of {server} and call close() again, or delete"
                 f" {record}"
             )
-        gate.remove(record)
+        record.unlink(missing_ok=True)
 
     def _prepare(
         self, spec: PodSpec, count: int, context: LaunchContext, base: str = ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import HOME, start
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.machine.allocator import preloaded
 from workbench.base.messages.wire import listen
 from workbench.base.process import FORK_SERVER_NAME, POD_MARK
@@ -49,7 +49,7 @@ class ForkServer:
         with (
             # An agent may ask before the imports are done: it then waits on this socket.
             listen(self.socket, socket.SOCK_SEQPACKET, _BACKLOG) as listener,
-            gate.open_to_append(folder / f"{FORK_SERVER_NAME}.log", folder.parent) as log,
+            records.open_to_append(folder / f"{FORK_SERVER_NAME}.log") as log,
         ):
             self._process = start(
                 "-m",
@@ -68,7 +68,7 @@ class ForkServer:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        gate.remove(self.socket)
+        self.socket.unlink(missing_ok=True)
 
 
 def _home() -> str:

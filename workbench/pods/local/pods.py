@@ -22,7 +22,8 @@ from pydantic import PrivateAttr
 
 from workbench.base.child import ended_within
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import records
+from workbench.base.files.folders import remove_folder
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.machine.limits import cores
 from workbench.base.machine.nvml import VISIBLE
@@ -126,7 +127,7 @@ class LocalPods(Place):
         if words := left_out():
             context.report(words)
         folder = context.directory / "pods"
-        gate.make_folders(folder, context.directory)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
             port = self.port
             if port is None:
@@ -238,13 +239,13 @@ class LocalPods(Place):
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
         workers = {}
-        for root in gate.folders_in(folder, "pod-*", directory):
+        for root in records.folders_in(folder, "pod-*"):
             workers[root.name] = LocalWorker.adopted(root)
         self._workers = workers
         self._end()
         server = folder.absolute() / FORK_SERVER_NAME
         sweep([str(server)])
-        gate.remove(_fork_server_address(directory))
+        _fork_server_address(directory).unlink(missing_ok=True)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """End workers as `stop` does, without cancelling a launch under way."""
@@ -273,7 +274,7 @@ class LocalPods(Place):
             for root in roots:
                 leave_seats(Path(root))
             for folder in [*roots, *stores]:
-                gate.remove_tree(Path(folder))
+                remove_folder(Path(folder))
         for limit in self._limits:
             limit.remove()
         self._workers = {}
@@ -342,7 +343,7 @@ class LocalPods(Place):
         """Take GPUs for the pods, and return the variables of each."""
         self._roots = [str(folder / name) for name in names]
         for name in names:
-            gate.make_folders(context.directory / "pods" / name, context.directory)
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
         roots = [Path(root) for root in self._roots]
         variables = seat_pods(roots, spec, context.cluster_id, context.report)
         return dict(zip(names, variables, strict=True))

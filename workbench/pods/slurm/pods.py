@@ -27,7 +27,7 @@ from workbench.base.errors import (
     PodTimeout,
     WorkbenchError,
 )
-from workbench.base.files import gate, write_text
+from workbench.base.files import records, write_bytes, write_text
 from workbench.base.json_values import part
 from workbench.base.package import package_zip
 from workbench.base.process import POD_MARK
@@ -136,7 +136,7 @@ class SlurmPods(Place):
         check_key_line(context.public_key)
         self._stopped = False
         self._folder = context.directory.absolute() / "pods"
-        gate.make_folders(self._folder, context.directory)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._container_of(spec)  # refuses before the job
         names = [f"pod-{i}" for i in range(count)]
         root = self.root.rstrip("/")
@@ -309,7 +309,7 @@ class SlurmPods(Place):
         """Write this package beside the pods' configurations, for the image's Python."""
         name, data = package_zip()
         file = self._folder / name
-        gate.write_bytes(file, data, within=self._folder.parent)
+        write_bytes(file, data)
         self._files.append(file)
         return file
 
@@ -369,7 +369,7 @@ class SlurmPods(Place):
         if found is None or not found.is_pending:
             return ""
         # The log says that the pods have ended.
-        gate.remove(job.log_of(self._folder, number))
+        job.log_of(self._folder, number).unlink(missing_ok=True)
         return name
 
     def _end_pods(self, names: Collection[str]) -> list[str]:
@@ -412,8 +412,8 @@ class SlurmPods(Place):
         self._job_of = {pod: str(name) for pod, name in part(note, "job_of").items()}
         self._files = []
         if note:
-            configs = gate.files_in(self._folder, "pod-*.json")
-            packages = gate.files_in(self._folder, "workbench-*.zip")
+            configs = records.files_in(self._folder, "pod-*.json")
+            packages = records.files_in(self._folder, "workbench-*.zip")
             self._files = [note_of(directory, JOBS), *configs, *packages]
 
     def _id_of(self, pod: str) -> str:
@@ -481,7 +481,7 @@ class SlurmPods(Place):
         self._looked_s = 0.0
         self._end(ids)
         for file in [*files, *(leaving_file(self._folder, number) for number in ids.values())]:
-            gate.remove(file)
+            file.unlink(missing_ok=True)
 
     def _end(self, ids: dict[str, str]) -> None:
         numbers = []
@@ -518,7 +518,7 @@ class SlurmPods(Place):
         """Return the end of a job's log; empty without a log."""
         with contextlib.suppress(OSError):
             file = job.log_of(self._folder, number)
-            return gate.read_end(file, self._folder).decode(errors="replace")
+            return records.read_end(file).decode(errors="replace")
         return ""
 
 

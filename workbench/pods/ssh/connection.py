@@ -19,7 +19,7 @@ from typing import Any
 import paramiko
 
 from workbench.base.errors import ConfigError, RemoteError
-from workbench.base.files import gate, write_bytes
+from workbench.base.files import write_bytes
 from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import text, whole
 from workbench.pods.pod import Pod
@@ -191,7 +191,7 @@ class SSHConnection:
         if data is None:
             return False
         with full_disk_named(local.parent, len(data)):
-            gate.make_folders(local.parent, local.parent)
+            local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_bytes(local, data)
         return True
 

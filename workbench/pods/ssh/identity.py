@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate, write_text
+from workbench.base.files import read_text, write_text
+from workbench.base.files.folders import remove_folder
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.route import is_loopback
@@ -75,8 +76,8 @@ class Identity:
     @classmethod
     def create(cls, folder: Path) -> Identity:
         folder = folder.absolute()
-        gate.make_folders(folder, folder.parent)
-        if not gate.is_empty(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
             raise ConfigError(
                 f"{folder} is not empty; a cluster's identity needs a folder of its own"
             )
@@ -104,7 +105,7 @@ class Identity:
 
     @property
     def public_key(self) -> str:
-        return gate.read_text(self.key.with_suffix(".pub")).strip()
+        return read_text(self.key.with_suffix(".pub")).strip()
 
     def pin(self, pods: Iterable[Pod]) -> None:
         """Trust the host keys of the given pods and no others.
@@ -130,14 +131,14 @@ class Identity:
     def pinned(self, address: str, port: int) -> list[str]:
         """Return the host keys (`type base64`) pinned for an address; none if unknown."""
         name = known_hosts_name(address, port)
-        lines = gate.read_text(self.known_hosts).splitlines()
+        lines = read_text(self.known_hosts).splitlines()
         return [line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[0] == name]
 
     def destroy(self) -> None:
         """Remove the key and the folder's content. Idempotent."""
         with contextlib.suppress(OSError):
-            gate.remove(self.key)
-        gate.remove_tree(self.folder)
+            self.key.unlink(missing_ok=True)
+        remove_folder(self.folder)
 
 
 def check_key_file(path: Path) -> None:

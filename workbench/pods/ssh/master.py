@@ -21,7 +21,7 @@ from pathlib import Path
 
 from workbench.base.child import ended_within, kill_group
 from workbench.base.errors import ConfigError, PodError, PodTimeout, WorkbenchError
-from workbench.base.files import gate, write_text
+from workbench.base.files import folders, read_text, write_text
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import runtime_folder
 from workbench.base.words import plain
@@ -143,7 +143,7 @@ class Master:
             if self.is_running:
                 return
             self._drop()
-            gate.remove(self.control)
+            self.control.unlink(missing_ok=True)
             self._errors.seek(0)
             self._errors.truncate()
             own = [
@@ -232,7 +232,7 @@ class Master:
         """End the connection for good. Idempotent."""
         self._is_closed = True
         self.drop()
-        gate.remove(self.control)
+        self.control.unlink(missing_ok=True)
         self._errors.close()
 
     def _note_words(self) -> None:
@@ -279,7 +279,7 @@ def make_folder(known: Sequence[str] | None, earlier: Path | None = None) -> Pat
         short = base if len(os.fsencode(base)) <= _SHORT else Path("/tmp")
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short))
     ssh = program()
-    gate.write_text(trusted_of(folder), "")
+    write_text(trusted_of(folder), "")
     # Host keys that the user trusted for this cluster come before the site's.
     rules = _as_words(_RULES)
     if known is not None:
@@ -305,7 +305,7 @@ def make_folder(known: Sequence[str] | None, earlier: Path | None = None) -> Pat
 def remove_folder(folder: Path) -> None:
     """Remove a folder of `make_folder`. Idempotent."""
     if folder.name.startswith(_PREFIX) and folder.is_dir() and not folder.is_symlink():
-        gate.remove_tree(folder)
+        folders.remove_folder(folder)
 
 
 def program() -> str:
@@ -366,7 +366,7 @@ def host_key(
         raise PodTimeout(f"{host}: no answer in {limit_s:.1f} s") from error
     if not known_hosts.is_file():
         raise failure(host, said_by(done.stderr))
-    return " ".join(gate.read_text(known_hosts).split()[1:3])
+    return " ".join(read_text(known_hosts).split()[1:3])
 
 
 def run(

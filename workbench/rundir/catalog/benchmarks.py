@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.base.files import gate, read_json
+from workbench.base.files import read_json, write_text
 from workbench.base.json_values import json_text, number, parts, text
 from workbench.rundir.paths import RunPaths
 
@@ -18,13 +18,13 @@ _BEFORE = "before"
 
 def evaluations_of(paths: RunPaths) -> list[Mapping[str, Any]]:
     """Return the evaluations of a run's model, the newest last."""
-    return list(parts(read_json(paths.benchmarks, within=paths.root).get("evaluations")))
+    return list(parts(read_json(paths.benchmarks).get("evaluations")))
 
 
 def add_evaluation(paths: RunPaths, evaluation: Mapping[str, Any]) -> None:
     """Add an evaluation to a run directory; the file is replaced whole."""
     every = [*evaluations_of(paths), evaluation]
-    gate.write_text(paths.benchmarks, json_text({"evaluations": every}), within=paths.root)
+    write_text(paths.benchmarks, json_text({"evaluations": every}))
 
 
 def benchmark_figures(paths: RunPaths) -> dict[str, float]:

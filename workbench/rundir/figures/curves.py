@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from workbench.base.files.gate import library, make_folders
+from workbench.base.files.gate import library
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.metrics import numbers_in, tag_of
 from workbench.rundir.figures.samples import Sample, Spread
@@ -446,7 +446,7 @@ class ScalarWriter:
             folder = self._folder
             if training > 1:
                 folder /= f"training-{training}"
-                make_folders(folder, self._folder)
+                folder.mkdir(mode=0o700, exist_ok=True)
             writer = EventFileWriter(library(folder), flush_secs=2)
         self._writers[training] = writer
         return writer

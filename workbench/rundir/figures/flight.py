@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.files import gate, open_record, read_json
+from workbench.base.files import read_json, records
 from workbench.base.json_values import Json, items, parts, text, whole
 from workbench.base.words import counted, short_list
-from workbench.rundir.output.attempts import attempts_in, rank_logs
+from workbench.rundir.output.attempts import attempts_in, open_log, rank_logs
 from workbench.rundir.paths import RunPaths
 
 _MOST_BYTES = 4 << 20  # of a rank's log
@@ -158,7 +158,7 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
 def communication(paths: RunPaths) -> list[str]:
     dumps = {}
     for rank, path in flights(paths):
-        dump = read_json(path, within=paths.root)
+        dump = read_json(path)
         if dump:
             dumps[rank] = dump
     of_recorder = flight_words(dumps)
@@ -171,7 +171,7 @@ def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     dumps = []
     paths_of: Sequence[Path] = []
     with contextlib.suppress(OSError):  # not readable, or too many names
-        paths_of = gate.files_in(paths.logs, "flight-*.json", paths.root)
+        paths_of = records.files_in(paths.logs, "flight-*.json")
     for path in paths_of:
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():
@@ -185,8 +185,8 @@ def _printed(paths: RunPaths) -> Iterator[str]:
         for attempt in attempts_in(paths)[-1:]:
             logs += rank_logs(paths, attempt, "std*")
     for _, path in logs:
-        # `open_record` refuses a link in place of the log.
-        with contextlib.suppress(OSError), open_record(path, paths.root) as log:
+        # `open_log` refuses a link in place of the log.
+        with contextlib.suppress(OSError), open_log(path) as log:
             printed = log.read(_MOST_BYTES).decode(errors="replace")
             for line in printed.splitlines():
                 if "NCCL" in line:

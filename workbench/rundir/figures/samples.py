@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from workbench.base.files import gate
+from workbench.base.files import read_bytes, records, write_bytes
 from workbench.base.json_values import Json, items, number, parts, text, whole
 from workbench.rundir.events import records_in
 from workbench.rundir.figures.workers import GpuBook, GpuUse
@@ -235,8 +235,8 @@ class SampleFile:
             return
         size = self._size + len(line)
         self._size = None  # a failed write may leave a part of the line
-        with gate.open_to_append(self._paths.samples, self._paths.root) as out:
-            gate.write_all(out, line)
+        with records.open_to_append(self._paths.samples) as out:
+            records.write_all(out, line)
         self._size = size
 
     def _replace(self) -> None:
@@ -252,7 +252,7 @@ class SampleFile:
             looks *= _JOINED
             self._samples = thinned(before, looks)
             data = self._data()
-        gate.write_bytes(self._paths.samples, data, within=self._paths.root)
+        write_bytes(self._paths.samples, data)
         self._size = len(data)
         self._limit = max(self._most, 2 * len(data))
 
@@ -283,7 +283,7 @@ class SampleTail:
         """
         data = b""
         with suppress(OSError):
-            data = gate.read_bytes(self._path)
+            data = read_bytes(self._path)
         end = data.rfind(b"\n") + 1
         if not end:
             return [], False

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull
-from workbench.base.files import gate, user_path, write_json
+from workbench.base.files import records, user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
-from workbench.base.files.folders import make_private
+from workbench.base.files.folders import make_private, remove_folder
 from workbench.base.machine.nvml import VISIBLE
 from workbench.jobs.job import NewRun, Prepared
 from workbench.jobs.launcher import Launcher
@@ -72,7 +72,7 @@ def prepare_run(
     _fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
-            gate.make_folders(paths.inputs, paths.root)
+            paths.inputs.mkdir(mode=0o700)
             run = NewRun(
                 root=paths.root,
                 asked=asked,
@@ -90,10 +90,10 @@ def prepare_run(
             write_json(paths.origin, origin_of(prepared, Path.cwd()))
             _fill(spec, paths)
             # A run that resumes after a power cut needs the same rows.
-            gate.sync_below(paths.root)
+            records.sync_below(paths.root)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
-        gate.remove_tree(paths.root)
+        remove_folder(paths.root)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
 
@@ -126,11 +126,11 @@ def _fresh_folder(root: Path, mark: Path) -> None:
     make_root(root)
     if mark.exists():
         raise ConfigError(_taken(root, mark))
-    if not gate.is_empty(root):
+    if any(root.iterdir()):
         raise ConfigError(f"{root} is not empty; choose a new directory")
     try:
         with full_disk_named(root):
-            os.close(gate.open_to_write(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root))
+            mark.touch(mode=0o600, exist_ok=False)
     except FileExistsError:  # another process claimed the directory at the same time
         raise ConfigError(_taken(root, mark)) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.clock import now_s
-from workbench.base.files import gate, write_json
+from workbench.base.files import write_json
 from workbench.base.redact import Redactor
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord, RunFault, submitted_rows
@@ -29,7 +29,7 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
             "ended_s": ended_s,
         },
     )
-    gate.remove(paths.reserve)
+    paths.reserve.unlink(missing_ok=True)
     write_json(paths.result, redact.json(record.to_dict()))
     state = {"state": RunState.FAILED, "message": message, "time_s": ended_s}
     write_json(paths.state, redact.json(state))

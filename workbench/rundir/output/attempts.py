@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 
-from workbench.base.files import gate
+from workbench.base.files import records
+from workbench.base.files.gate import open_within
 from workbench.rundir.paths import RunPaths
 
 
@@ -17,9 +19,14 @@ def attempts_in(paths: RunPaths) -> list[int]:
     """
     names: list[str] = []
     with suppress(FileNotFoundError):  # the keeper makes the folder
-        names = [folder.name for folder in gate.folders_in(paths.logs, "attempt-*", paths.root)]
+        names = [folder.name for folder in records.folders_in(paths.logs, "attempt-*")]
     numbers = [name.removeprefix("attempt-") for name in names]
     return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def open_log(log: Path) -> BufferedReader:
+    """Open the log of a rank, following no link in the run directory. Raise OSError on failure."""
+    return open_within(log, log.parents[2])
 
 
 def rank_logs(paths: RunPaths, attempt: int, stream: str) -> Iterator[tuple[int, Path]]:
@@ -28,7 +35,7 @@ def rank_logs(paths: RunPaths, attempt: int, stream: str) -> Iterator[tuple[int,
     Raise OSError for a folder that cannot be read.
     """
     folder = paths.rank_log(attempt, 0, stream).parent
-    for log in gate.files_in(folder, f"rank-*.{stream}.log", paths.root):
+    for log in records.files_in(folder, f"rank-*.{stream}.log"):
         name, _, _ = log.name.partition(".")
         rank = name.removeprefix("rank-")
         if rank.isdecimal():

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.files.disk import is_full
-from workbench.base.files.gate import make_folders, open_to_write
+from workbench.base.files.gate import make_folders, pinned_folder
 from workbench.base.process import rank_log
 from workbench.base.redact import Redactor
 from workbench.rundir.events import MARK, STATE_EVENTS, Event
@@ -100,7 +100,7 @@ class Collector:
         descriptor = self._open(path)
         os.close(descriptor)
         end = path.stat().st_size
-        last = gate.read_end(path, self._root, _END_BYTES)
+        last = records.read_end(path, _END_BYTES)
         rank = self._ranks.get(name)
         if rank is not None:
             _, _, line = last.rpartition(b"\n")
@@ -216,7 +216,8 @@ class Collector:
         self._pauses[name] = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _open(self, path: Path) -> int:
-        return open_to_write(path, os.O_WRONLY | os.O_CREAT, self._root)
+        with pinned_folder(path.parent, self._root) as folder:
+            return records.open_file(folder / path.name, os.O_WRONLY | os.O_CREAT)
 
 
 def _piece(name: str, chunk: object) -> tuple[int, bytes]:
@@ -239,13 +240,11 @@ def _why_cut(path: Path, error: OSError) -> str:
     return f"{path} cannot be written ({reason})"
 
 
-def mask_file(path: Path, redact: Redactor, root: Path | None = None) -> None:
-    """Mask the secrets in a log that another program has written.
-
-    `root` is the run directory. Default: the folder above the log's folder.
-    """
+def mask_file(path: Path, redact: Redactor, root: Path) -> None:
+    """Mask the secrets in a log of the run in `root` that another program has written."""
     with suppress(FileNotFoundError):
-        descriptor = open_to_write(path, os.O_RDWR, root or path.parent.parent)
+        with pinned_folder(path.parent, root) as folder:
+            descriptor = records.open_file(folder / path.name, os.O_RDWR)
         with os.fdopen(descriptor, "r+b") as log:
             _mask(log, redact)
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from workbench.base.files import open_record
 from workbench.rundir.events import Event
-from workbench.rundir.output.attempts import attempts_in, rank_logs
+from workbench.rundir.output.attempts import attempts_in, open_log, rank_logs
 from workbench.rundir.output.cutter import EventCutter, LineSplitter
 from workbench.rundir.paths import RunPaths
 
@@ -38,7 +37,7 @@ def missing_events(
             before = last.get((attempt, rank))
             offset = (before and before.offset) or 0
             cutter = EventCutter(rank, attempt, states, lines=LineSplitter(offset))
-            printed = list(_printed(log, paths.root, offset, cutter))
+            printed = list(_printed(log, offset, cutter))
             of_ranks.append(_behind(before, printed))
         missing += heapq.merge(*of_ranks, key=attrgetter("time_s"))
     return missing
@@ -53,8 +52,8 @@ def _behind(last: Event | None, printed: Sequence[Event]) -> Sequence[Event]:
     return [replace(event, time_s=event.time_s - offset_s) for event in printed[1:]]
 
 
-def _printed(log: Path, root: Path, offset: int, cutter: EventCutter) -> Iterator[Event]:
-    with open_record(log, root) as file:
+def _printed(log: Path, offset: int, cutter: EventCutter) -> Iterator[Event]:
+    with open_log(log) as file:
         file.seek(offset)
         while block := file.read(_BLOCK_BYTES):
             yield from cutter.feed(block)

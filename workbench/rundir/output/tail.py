@@ -11,10 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from workbench.base.files import open_record
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK
-from workbench.rundir.output.attempts import attempts_in
+from workbench.rundir.output.attempts import attempts_in, open_log
 from workbench.rundir.paths import RunPaths
 
 _T = TypeVar("_T")
@@ -59,10 +58,10 @@ def read_logs(
         # The smallest stream first: the unused part of its share goes to the others.
         for number, name in enumerate(sorted(streams, key=lambda name: _size(files[name]))):
             share = limit // (len(streams) - number)
-            logs[name], read, unread = _lines_with_ends(files[name], paths.root, wanted, share)
+            logs[name], read, unread = _lines_with_ends(files[name], wanted, share)
             limit -= read
             left_out += unread
-        turns = _turns(paths.rank_log(attempt, rank, "order"), paths.root)
+        turns = _turns(paths.rank_log(attempt, rank, "order"))
         by_attempt[attempt] = _last(_merged(logs, turns), wanted)
     return dict(reversed(by_attempt.items())), left_out
 
@@ -96,9 +95,9 @@ def _last(lines: list[_T], most: int | None) -> list[_T]:
     return lines[first:]
 
 
-def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
+def _turns(path: Path) -> list[tuple[str, int]]:
     try:
-        with open_record(path, within=root) as file:
+        with open_log(path) as file:
             content = file.read(_MOST_BYTES)
     except OSError:  # the order is made with the first line
         return []
@@ -107,13 +106,13 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
 
 
 def _lines_with_ends(
-    path: Path, root: Path, most: int | None, limit: int
+    path: Path, most: int | None, limit: int
 ) -> tuple[list[tuple[int, str]], int, int]:
     """Return the last lines with their ends, the bytes read, and the bytes beyond the limit."""
     lines: list[tuple[int, str]] = []
     start, data = 0, b""
     try:
-        file = open_record(path, within=root)
+        file = open_log(path)
     except FileNotFoundError:  # a log is made with its first line
         return lines, 0, 0
     is_enough = False
@@ -153,9 +152,8 @@ def _ends(file: BinaryIO, furthest: int) -> Iterator[tuple[int, bytes]]:
 class LogLines:
     """Read the lines of a log once each, without event lines and blank lines."""
 
-    def __init__(self, path: Path, root: Path):
+    def __init__(self, path: Path):
         self.path = path
-        self._root = root
         self._offset = 0
         self._pending = b""
 
@@ -165,7 +163,7 @@ class LogLines:
         Raise OSError for a log that cannot be read.
         """
         try:
-            file = open_record(self.path, within=self._root)
+            file = open_log(self.path)
         except FileNotFoundError:  # a log is made with its first line
             return
         with file:
@@ -196,9 +194,8 @@ def _printed(lines: Iterable[bytes]) -> Iterator[str]:
 class LogTail:
     """Keep the last lines of a log, without the event lines among them."""
 
-    def __init__(self, path: Path, root: Path):
+    def __init__(self, path: Path):
         self._path = path
-        self._root = root
         self._offset: int | None = None
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._pending = b""
@@ -220,7 +217,7 @@ class LogTail:
             size = self._path.stat().st_size
             if size == (self._offset or 0):
                 return False
-            with open_record(self._path, within=self._root) as file:
+            with open_log(self._path) as file:
                 if self._offset is None:
                     self._first_look(file)
                 else:

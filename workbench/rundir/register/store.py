@@ -26,7 +26,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from workbench.base.errors import RunError, Unreadable
-from workbench.base.files import gate, is_missing
+from workbench.base.files import is_missing
 from workbench.rundir.format import FORMAT, check_format
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,8 @@ def create_store(
                 _add(store, "INSERT INTO run", map(_row_of_run, runs))
                 rows = map(_row_of_decision, count(1), decisions)
                 _add(store, "INSERT INTO decision", rows)
-        gate.remove(journal_of(part))
-        gate.move(part, path, path.parent)
+        journal_of(part).unlink(missing_ok=True)
+        part.replace(path)
         with _opened(path, "rw") as store:
             _make_room(store, path)
     except OSError as error:
@@ -180,8 +180,8 @@ def close_store(path: Path) -> None:
 
 def remove_store(path: Path) -> None:
     """Remove a store with its journal. Raise OSError on failure."""
-    gate.remove(journal_of(path))
-    gate.remove(path)
+    journal_of(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def write_store(
@@ -208,7 +208,7 @@ def write_store(
 
 def set_aside(path: Path) -> None:
     """Rename a damaged store, for a person to look into. Raise OSError on failure."""
-    gate.remove(journal_of(path))
+    journal_of(path).unlink(missing_ok=True)
     path.replace(path.with_name(f"{path.name}.damaged"))
 
 

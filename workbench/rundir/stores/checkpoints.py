@@ -15,8 +15,9 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import gate, write_json, write_text
+from workbench.base.files import records, write_json, write_text
 from workbench.base.files.disk import check_room
+from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import parse_json
 from workbench.base.words import short_list
 from workbench.rundir.checkpoints import number_in, problem_of
@@ -92,8 +93,8 @@ _RUN = TypeAdapter(StoredRun)
 def put_run(store: Store, paths: RunPaths, run_id: str) -> None:
     """Write a run's record and its job, which a restart may have changed."""
     inputs = {}
-    for path in gate.files_in(paths.inputs, within=paths.root):
-        inputs[path.name] = _stored(path, paths.root)
+    for path in records.files_in(paths.inputs):
+        inputs[path.name] = _stored(path)
     job = inputs.pop(paths.job.name)
     record = StoredRun(run=run_id, job=job, inputs=inputs)
     store.put([_copy(store, paths.job, paths.root, JOB, job)])
@@ -107,8 +108,8 @@ def put_checkpoint(store: Store, paths: RunPaths, step: int) -> int:
     """
     folder = paths.checkpoints / f"step-{step}"
     files = {}
-    for path in gate.files_below(folder, paths.root):
-        files[path.relative_to(folder).as_posix()] = _stored(path, paths.root)
+    for path in records.files_below(folder):
+        files[path.relative_to(folder).as_posix()] = _stored(path)
     manifest = StoredCheckpoint(step=step, files=files)
     content = _CHECKPOINT.dump_json(manifest).decode()
     name = f"step-{step}"
@@ -150,9 +151,9 @@ def fetch_run(store: Store, target: Path) -> None:
     if job is None:
         raise RunError(f"{store.at(JOB)} is missing; resume from another run")
     paths = RunPaths(target)
-    gate.make_folders(paths.inputs, target)
+    paths.inputs.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(paths.job, job)
-    if _stored(paths.job, target) != record.job:
+    if _stored(paths.job) != record.job:
         raise RunError(f"the checksum of {store.at(JOB)} is wrong; resume from another run")
     inputs = {name: {"sha256": file.sha256} for name, file in record.inputs.items()}
     write_json(target / INPUTS, inputs)
@@ -204,25 +205,25 @@ def _fetch(store: Store, below: Mapping[str, int], step: int, target: Path) -> s
     folder = RunPaths(target).checkpoints / name
     problem = "the download did not end"
     try:
-        problem = _fetched(store, manifest, folder, target)
+        problem = _fetched(store, manifest, folder)
     finally:
         if problem:
-            gate.remove_tree(folder, target)
+            remove_folder(folder)
     return problem
 
 
-def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path, target: Path) -> str:
+def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path) -> str:
     """Fetch the files of a checkpoint and compare every byte with both manifests."""
     copies = []
     for file, facts in manifest.files.items():
         path = folder / file
-        gate.make_folders(path.parent, target)
-        copies.append(_copy(store, path, target, f"{folder.name}/{file}", facts))
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copies.append(_copy(store, path, folder, f"{folder.name}/{file}", facts))
     for copy, digest in zip(copies, store.get(copies), strict=True):
         if digest != copy.sha256:
             return f"the checksum of {copy.path.relative_to(folder)} is wrong"
-    for pod in gate.folders_in(folder, within=target):
-        for rank in gate.folders_in(pod, within=target):
+    for pod in records.folders_in(folder):
+        for rank in records.folders_in(pod):
             problem = problem_of(rank)
             if problem:
                 return problem
@@ -277,8 +278,8 @@ def _parsed(adapter: TypeAdapter[_T], text: str, where: str) -> _T:
         raise RunError(f"{where} is not JSON: {error}") from error
 
 
-def _stored(path: Path, within: Path) -> StoredFile:
-    return StoredFile(bytes=path.lstat().st_size, sha256=gate.digest(path, within))
+def _stored(path: Path) -> StoredFile:
+    return StoredFile(bytes=path.lstat().st_size, sha256=records.sha256_of(path))
 
 
 def _copy(store: Store, path: Path, within: Path, name: str, facts: StoredFile) -> Copy:

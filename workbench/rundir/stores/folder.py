@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import gate
+from workbench.base.files import records
 from workbench.base.json_values import items, parse_json
 from workbench.base.words import short_list
 from workbench.rundir.stores.address import is_safe_name
@@ -53,7 +53,7 @@ def put_folder(
 
     `unfinished` are names that an interrupted upload left.
     """
-    names = [path.relative_to(folder).as_posix() for path in gate.files_below(folder)]
+    names = [path.relative_to(folder).as_posix() for path in records.files_below(folder)]
     names.sort(key=lambda name: name in last)
     store.write(MARK, json.dumps([*names, *unfinished]))
     store.remove([store.at(name) for name in unfinished])

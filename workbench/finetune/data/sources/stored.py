@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import gate
 from workbench.base.files.disk import check_room
 from workbench.base.words import short_list
 from workbench.rundir.stores.address import (
@@ -108,7 +107,7 @@ class StoredRows:
             copies.append(Copy(path=path, within=self._folder, address=address, bytes=size))
         check_room(self._folder, sum(copy.bytes for copy in copies))
         for copy in copies:
-            gate.make_folders(copy.path.parent, self._folder)
+            copy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         store.get(copies)
         return [copy.path for copy in copies]
 

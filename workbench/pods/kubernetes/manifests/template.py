@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate, user_path
+from workbench.base.files import read_text, user_path
 
 WORKER = "worker"
 """Name of the container that runs the ranks."""
@@ -56,7 +56,7 @@ def read_template(template: object) -> object:
     path = user_path(template)
     try:
         # YAML keeps the last of two equal fields in silence, so repeated fields are looked for.
-        content = gate.read_text(path)
+        content = read_text(path)
         found = yaml.safe_load(content)
         twice = _written_twice(yaml.compose(content, Loader=yaml.SafeLoader))
     except (OSError, ValueError) as error:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench.base.errors import DiskFull, RemoteError
-from workbench.base.files import gate
+from workbench.base.files import open_record, records
 from workbench.base.files.disk import disk_full, free_bytes, is_full
-from workbench.base.files.gate import open_to_append
 from workbench.base.json_values import whole
 from workbench.base.messages.lines import from_line, to_line
 from workbench.base.words import counted, told
@@ -135,15 +134,17 @@ def fetch_file(
 
     An earlier transfer is resumed.
     """
-    gate.make_folders(local.parent, local.parent)
+    local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
+    # The folder may be given as a descriptor.
+    place = local.parent.resolve()
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
-    tries = _Tries(route, f"{what} on {route.name}", f"what has come is in {part}")
+    tries = _Tries(route, f"{what} on {route.name}", f"what has come is in {place / part.name}")
 
     def once() -> str:
         with (
             _far_end(route, "send", remote, str(_size(part)), *names) as pipe,
-            open_to_append(part, part.parent) as file,
+            records.open_to_append(part) as file,
         ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)
@@ -165,7 +166,7 @@ def fetch_file(
             if end.get("sha256") != digest.hexdigest():
                 file.truncate(0)
                 tries.damaged()
-        gate.move(part, local, local.parent)
+        part.replace(local)
         return digest.hexdigest()
 
     try:
@@ -173,11 +174,11 @@ def fetch_file(
     except DiskFull:
         raise
     except OSError as error:
-        gate.remove(part)  # the room is needed for what the run says of itself
+        part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
         if is_full(error):
-            raise disk_full(local.parent, tries.size or None, free_bytes(local.parent)) from error
+            raise disk_full(place, tries.size or None, free_bytes(place)) from error
         raise RemoteError(
-            f"cannot write {local}: {error.strerror or error}", host=route.host
+            f"cannot write {place / local.name}: {error.strerror or error}", host=route.host
         ) from error
 
 
@@ -190,7 +191,7 @@ def send_file(
     def once() -> str:
         with (
             _far_end(route, "receive", remote, part) as pipe,
-            gate.open_record(local) as file,
+            open_record(local) as file,
         ):
             # The pod names the bytes that an earlier try left, and their digest.
             header = _read_message(pipe, route)
@@ -321,7 +322,7 @@ def _send(pipe: Pipe, data: bytes, route: SshRoute) -> None:
 
 
 def _digest_of(path: Path) -> hashlib._Hash:
-    with gate.open_record(path) as file:
+    with open_record(path) as file:
         return hashlib.file_digest(file, "sha256")
 
 
