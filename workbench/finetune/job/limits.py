@@ -44,6 +44,7 @@ from workbench.finetune.options.model.models import (
     model_kind,
     templates_of,
 )
+from workbench.finetune.options.model.numbers import check_answer_numbers, check_numbers
 from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def check_model_files(job: FineTuneOptions) -> None:
         check_adapters(user_path(str(adapters)))
     if model_kind(job.model) == "folder":
         folder = user_path(job.model)
-        check_weights(folder)
+        check_weights(folder, scores=method_of(job.method).scores)
         check_is_there(folder)
 
 
@@ -83,6 +84,7 @@ def check_configuration(job: FineTuneOptions) -> None:
     too_large = too_many_parts(config)
     if too_large:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
+    check_numbers(config, source)
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
     rows = embeddings_of(config)
@@ -95,6 +97,8 @@ def check_configuration(job: FineTuneOptions) -> None:
         check_ids(tokens, rows, source, place, template_of(job))
     for name in ("config.json", "generation_config.json"):
         check_special_ids(place / name, rows)
+    answers = place / "generation_config.json"
+    check_answer_numbers(read_object(answers), str(answers))
 
 
 def check_made(job: FineTuneOptions) -> None:
@@ -117,7 +121,7 @@ def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
     if adapters:
         check_adapters(folder)
     else:
-        check_weights(folder)
+        check_weights(folder, scores=method_of(job.method).scores)
     check_is_there(folder)
     if adapters or before:
         check_model_files(job)
