@@ -67,7 +67,7 @@ def weights(
     shape: Iterable[int] = (1,),
 ) -> None:
     """Write a file of safetensors with four bytes per tensor of any format and shape."""
-    shaped(path, dict.fromkeys(names, [*shape]), dtype=dtype)
+    shaped(path, {name: [*shape] for name in names}, dtype=dtype)
 
 
 def shaped(path: Path, shapes: Mapping[str, Iterable[int]], *, dtype: str = "F32") -> None:

@@ -880,7 +880,10 @@ def test_weights_of_unknown_size_and_offloaded_ones_are_not_judged(tmp_path: Pat
     assert not lacking_memory(job_of(folder), ranks=2, memory_gib=0.1)
 
 
-def test_a_submit_warns_of_weights_that_alone_exceed_a_pod(tmp_path: Path) -> None:
+def test_a_submit_warns_of_weights_that_alone_exceed_a_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlined, "_refusal", lambda request: "")
     job = job_of(heavy(tmp_path / "m", 2**30), technique="single", **SHORT)
     job = job.chosen(gpus=0, ranks=1, apart=False)
     for name, gpus, memory_gib, warned in (("a", 0, 3.0, 1), ("b", 0, 5.0, 0), ("c", 1, 3.0, 0)):
@@ -1031,6 +1034,22 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("change_it", [without_weights("mlp.up_proj"), without_weights("norm")])
+def test_weights_of_a_folder_are_compared_with_the_model(
+    change_it: Callable[[Path], object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    change_it(folder)
+    refusal = sentence("weights that are missing would begin at random", "LlamaForCausalLM", "lack")
+    with pytest.raises(ConfigError, match=refusal):
+        check_early(job_of(folder), gpus=0)
+    # The weights may be copied again at the same place.
+    folders.model(folder)
+    check_early(job_of(folder), gpus=0)
+    (folder / "model.safetensors").unlink()
+    plan(job_of(folder, technique="single"), techniques=["single"])
+
+
 @pytest.mark.usefixtures("outline_in_a_child")
 def test_a_child_makes_the_outline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.model(tmp_path / "mine", rope_scaling={"rope_type": "nope", "factor": 2.0})
@@ -1064,7 +1083,11 @@ class Others(PathFinder):
 sys.meta_path[:] = [Others if each is PathFinder else each for each in sys.meta_path]
 """
 OF_MODELS = (
-    "hidden_size 0",
+    "rope_scaling {'rope_type': 'nope'",
+    "hidden_act 'geluu'",
+    "activation of",
+    "no language model",
+    "scores",
     "answers with repetition_penalty 2",
     "answers with no_repeat_ngram_size 2.0",
     "answers with sequence_bias",
@@ -1096,7 +1119,7 @@ def test_a_good_folder_is_accepted_without_torch(case: str, tmp_path: Path) -> N
 def test_an_outline_is_made_without_torch(tmp_path: Path) -> None:
     request = {
         "folder": "their",
-        "config": {**folders.LLAMA, "hidden_act": "geluu"},
+        "config": {**folders.LLAMA, "layer_types": ["full"]},
         "generation": {},
         "scores": False,
         "tensor_parallel": False,
@@ -1110,7 +1133,7 @@ def test_an_outline_is_made_without_torch(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert "config.json has hidden_act 'geluu'" in json.loads(run.stdout)["refused"]
+    assert "config.json has layer_types ['full']" in json.loads(run.stdout)["refused"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ weights only in a log, and reports less under ZeRO-3, where weights have no valu
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,7 +272,8 @@ def _files(name: str, source: Mapping[str, Any]) -> Sequence[str]:
 def _check_formats(name: str, source: Mapping[str, Any]) -> None:
     """Raise ConfigError for formats that are read as other numbers; submit saw headers alone."""
     tensors = dict[str, Tensor]()
-    for file in _files(name, source):
+    # `from_pretrained` names a file that is missing.
+    for file in filter(os.path.exists, _files(name, source)):
         if file.endswith(".safetensors"):
             tensors |= read_tensors(Path(file))
             continue
