@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "deeper": (one_layer_more, r"lack 9 of the 30 weights .*: model\.layers\.2\."),
     "vocabulary": (another_vocabulary, r"lm_head.weight has the shape \d+×16 in the files and 50"),
     "shard": (one_shard_less, r"lacks a file of weights: model-.*\.safetensors"),
-    "cut": (a_cut_file, "its header names"),
+    "cut": (a_cut_file, "cannot be read"),
 }
 
 

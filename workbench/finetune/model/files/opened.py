@@ -7,7 +7,6 @@ weights only in a log, and reports less under ZeRO-3, where weights have no valu
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,10 @@ from transformers.utils import logging as transformers_logging
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder
 from workbench.base.words import counted
-from workbench.finetune.job.weights import Tensor, check_formats, read_tensors
+from workbench.finetune.job.weights import Tensor, check_formats, read_tensors, weight_names
+from workbench.finetune.options.model.models import cached_folder
 
 _SHOWN = 3
 _MOST_SAID = 400
@@ -80,12 +81,8 @@ def read_weights(
         ConfigError: Weights are missing, have other shapes, or cannot be read.
     """
     apart: Sequence[Pair] = ()
-    is_quantized = _is_quantized(outline, options)
-    if getattr(outline.config, "quantization_config", None) is None:
-        with named_errors(name), _refusals(name):
-            _check_formats(name, source)
     # transformers compares nothing while DeepSpeed shards the weights that are read.
-    if deepspeed.is_deepspeed_zero3_enabled() and not is_quantized:
+    if deepspeed.is_deepspeed_zero3_enabled() and not _is_quantized(outline, options):
         with without_sharding(), quiet(), named_errors(name), _refusals(name):
             report = _rehearsed(outline, name, source)
         _check(report, outline, name, scores=scores)
@@ -100,6 +97,9 @@ def read_weights(
         )
     report = _report(outline, model, info, apart)
     _check(report, outline, name, scores=scores)
+    if getattr(outline.config, "quantization_config", None) is None:
+        with named_errors(name):
+            _check_formats(name, source["revision"])
     return Opened(model=model, remarks=list(_remarks(report, outline, name, scores=scores)))
 
 
@@ -256,7 +256,27 @@ def check_shapes(outline: Any, shapes: Mapping[str, Any], name: str, *, scores: 
     _check(_report(outline, model, info, ()), outline, name, scores=scores)
 
 
-def _files(name: str, source: Mapping[str, Any]) -> Sequence[str]:
+def _check_formats(name: str, revision: str) -> None:
+    """Raise ConfigError for formats that were read as other numbers.
+
+    Submit saw the headers of a folder alone. Files of the hub are in the cache after loading.
+    """
+    folder = Path(name) if is_folder(Path(name)) else cached_folder(name, revision)
+    if folder is None:
+        return
+    tensors = dict[str, Tensor]()
+    for file in weight_names(folder):
+        if file.endswith(".safetensors"):
+            tensors |= read_tensors(folder / file)
+        elif not file.endswith(".json"):
+            for key, value in load_state_dict(str(folder / file), map_location="meta").items():
+                kind = "F" if value.is_floating_point() else "C" if value.is_complex() else "I"
+                tensors[key] = Tensor(f"{kind}{8 * value.dtype.itemsize}", tuple(value.shape))
+    check_formats(tensors, f"model {name!r}")
+
+
+def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:
+    """Read only names and shapes, and report the differences."""
     files, _ = _get_resolved_checkpoint_files(
         pretrained_model_name_or_path=name,
         variant=None,
@@ -266,29 +286,9 @@ def _files(name: str, source: Mapping[str, Any]) -> Sequence[str]:
         is_remote_code=False,
         download_kwargs={"revision": source.get("revision")},
     )
-    return files or ()
-
-
-def _check_formats(name: str, source: Mapping[str, Any]) -> None:
-    """Raise ConfigError for formats that are read as other numbers; submit saw headers alone."""
-    tensors = dict[str, Tensor]()
-    # `from_pretrained` names a file that is missing.
-    for file in filter(os.path.exists, _files(name, source)):
-        if file.endswith(".safetensors"):
-            tensors |= read_tensors(Path(file))
-            continue
-        for key, value in load_state_dict(file, map_location="meta").items():
-            bits = 8 * value.dtype.itemsize
-            kind = "F" if value.is_floating_point() else "C" if value.is_complex() else "I"
-            tensors[key] = Tensor(f"{kind}{bits}", tuple(value.shape))
-    check_formats(tensors, f"model {name!r}")
-
-
-def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:
-    """Read only names and shapes, and report the differences."""
     places = {}
     shapes = {}
-    for file in _files(name, source):
+    for file in files or ():
         for key, value in load_state_dict(file, map_location="meta").items():
             places[key] = file
             shapes[key] = value
