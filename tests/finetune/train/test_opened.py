@@ -243,11 +243,28 @@ def with_nan(folder: Path) -> Path:
     return folders.change_weights(folders.llama(folder), changed)
 
 
+def with_zeros(*, words: bool) -> Callable[[Path], Path]:
+    """Zeros in the embeddings, or in half of a matrix and in the whole of another."""
+
+    def changed(state: dict[str, Any]) -> dict[str, Any]:
+        if words:
+            state["model.embed_tokens.weight"].zero_()
+        else:
+            state["model.layers.0.mlp.up_proj.weight"][:16].zero_()
+            state["model.layers.1.mlp.down_proj.weight"].zero_()
+        return state
+
+    return lambda folder: folders.change_weights(folders.llama(folder), changed)
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("opened"))
     made = {name: make(plan.root / f"of-{name}") for name, (make, _) in REFUSED.items()}
     made["nan"] = with_nan(plan.root / "of-nan")
+    for words in (True, False):
+        folder = with_zeros(words=words)(plan.root / f"of-zeros-{words}")
+        plan.add(f"zeros-{words}", 2, model=str(folder), technique="zero3", **HOW)
     made["head"] = folders.with_another_head(plan.root / "of-head")
     for technique in TECHNIQUES:
         ranks = 1 if technique == "single" else 2
@@ -311,6 +328,18 @@ class TestOnRanks:
         assert not run.data("step") and not run.data("eval")
         error = json.dumps(run.record(0, "error.json"), ensure_ascii=False)
         assert "model.layers.1.mlp.up_proj.weight holds numbers that are not finite" in error
+
+    def test_zeros_are_found_over_all_parts_of_a_weight(self, ran: dict[str, Ran]) -> None:
+        refused = ran["zeros-True"]
+        assert 0 not in refused.exit_codes.values()
+        assert not refused.data("step")
+        error = json.dumps(refused.record(0, "error.json"), ensure_ascii=False)
+        assert "matrices hold zeros alone: model.embed_tokens.weight" in error
+        run = ran["zeros-False"]
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        notes = [str(note["message"]) for note in run.data("note")]
+        (said,) = [note for note in notes if "zeros" in note]
+        assert "1 of 16 matrices hold zeros alone: model.layers.1.mlp.down_proj.weight" in said
 
 
 def test_a_rank_names_the_model_as_the_user_did(monkeypatch: pytest.MonkeyPatch) -> None:
