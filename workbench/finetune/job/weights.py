@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -37,7 +38,8 @@ _PACKED = ("weight", "qweight", "weight_packed", "W_q")
 """Ends of the names of packed weights: of bitsandbytes, GPTQ, compressed-tensors and HQQ."""
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a configuration that describe quantized weights."""
-_LAYER = re.compile(r"((?:.*\.)?model\.|transformer\.|)(?:layers|h|blocks)\.(\d+)\.")
+_STACKS = ("layers", "h", "blocks")
+_OWNERS = ("model", "transformer")
 _WORDS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|shared)\.weight$")
 _OF_ONE = (
     "Give the config.json of these weights, or the weights of this config.json; weights that are "
@@ -202,8 +204,8 @@ def _check_sizes(
     inner = part(config, "text_config") or config
     layers = whole(inner.get("num_hidden_layers")) or 0
     stacks = dict[str, set[str]]()
-    for found in filter(None, map(_LAYER.match, tensors)):
-        stacks.setdefault(found[1], set()).add(found[2])
+    for stack, number in filter(None, map(_layer_of, tensors)):
+        stacks.setdefault(stack, set()).add(number)
     most = max(map(len, stacks.values()), default=layers)
     if most < layers:
         raise ConfigError(
@@ -235,6 +237,16 @@ def _check_sizes(
             "false. The folder may hold the base of a model, as LlamaModel saves it: save the "
             "language model, such as LlamaForCausalLM"
         )
+
+
+def _layer_of(name: str) -> tuple[str, str] | None:
+    """Return the stack of layers and the number of a layer in the name of a weight."""
+    parts = name.split(".")
+    for place, (kind, number) in enumerate(pairwise(parts)):
+        is_owned = not place or parts[place - 1] in _OWNERS
+        if kind in _STACKS and number.isdecimal() and is_owned:
+            return ".".join(parts[:place]), number
+    return None
 
 
 def _is_weight(name: str) -> bool:
