@@ -639,7 +639,7 @@ BELONGING = {
     "system": [
         *("system_instruction", "sys_prompt", "sys", "System Text", "systemprompt", "preamble"),
         *("persona", "bot_persona", "developer", "developer_message", "developerPrompt"),
-        "instructions",
+        *("instructions", "rules", "Guidelines", "memory", "memories"),
     ],
     "choices": ["answer_choices", "answerOptions", "endings"],
     "tools": [
@@ -680,6 +680,7 @@ def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
     [
         *("context_length", "system_id", "document_title", "turn_count", "choice", "prompt_id"),
         *("tool_count", "persona_id", "list", "developer_id", "previous_id", "conversation"),
+        *("violated_rules", "memory_gib"),
     ],
 )
 def test_a_name_whose_last_word_is_no_part_of_a_prompt_is_only_not_read(

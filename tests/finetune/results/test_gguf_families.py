@@ -131,6 +131,9 @@ def test_a_window_that_llama_cpp_does_not_know_limits_the_context(
         ("opt", "does not know the architecture 'OPTForCausalLM'"),
         ("mpt", "does not know the architecture 'MptForCausalLM'"),
         ("qwen3_moe", "a Qwen3MoeForCausalLM with norm_topk_prob = True alone, and .* has False"),
+        ("phi", "a PhiForCausalLM with num_key_value_heads = 4 alone, and .* has 2"),
+        ("olmoe", "an? OlmoeForCausalLM with num_key_value_heads = 4 alone, and .* has 2"),
+        ("llama4_text", r"a Llama4ForCausalLM with moe_layers = \[0, 1\] alone, and .* has \[1\]"),
         ("gemma3_text", "a Gemma3ForCausalLM with query_pre_attn_scalar = 8 alone, and .* has 256"),
     ],
 )

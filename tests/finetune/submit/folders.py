@@ -6,10 +6,11 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 WORDS = 40
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-LLAMA = {
+LLAMA: Mapping[str, Any] = {
     "model_type": "llama",
     "vocab_size": WORDS + len(SPECIAL),
     "hidden_size": 16,
@@ -66,12 +67,35 @@ def weights(
     shape: Iterable[int] = (1,),
 ) -> None:
     """Write a file of safetensors with four bytes per tensor of any format and shape."""
+    shaped(path, {name: [*shape] for name in names}, dtype=dtype)
+
+
+def shaped(path: Path, shapes: Mapping[str, Iterable[int]], *, dtype: str = "F32") -> None:
+    """Write a file of safetensors with four bytes per tensor, by the tensors' shapes."""
     header = {}
-    for place, name in enumerate(names):
+    for place, (name, shape) in enumerate(shapes.items()):
         offsets = [4 * place, 4 * place + 4]
         header[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": offsets}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * len(header)))
+
+
+def llama_shapes() -> dict[str, list[int]]:
+    """Return the shapes of all weights of `LLAMA`, by name."""
+    words, hidden, inner = LLAMA["vocab_size"], LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    layer = {
+        **{f"self_attn.{name}_proj": [hidden, hidden] for name in "qkvo"},
+        **{f"mlp.{name}_proj": [inner, hidden] for name in ("gate", "up")},
+        "mlp.down_proj": [hidden, inner],
+        "input_layernorm": [hidden],
+        "post_attention_layernorm": [hidden],
+    }
+    return {
+        "model.embed_tokens.weight": [words, hidden],
+        **{f"model.layers.0.{name}.weight": shape for name, shape in layer.items()},
+        "model.norm.weight": [hidden],
+        "lm_head.weight": [words, hidden],
+    }
 
 
 def model(folder: Path, **config: object) -> Path:
@@ -83,5 +107,9 @@ def model(folder: Path, **config: object) -> Path:
         tokenizer_config__json={"tokenizer_class": "TokenizersBackend", **SPECIAL},
         generation_config__json={"eos_token_id": WORDS + 1},
     )
-    weights(folder / "model.safetensors")
+    # Files of torch have no header to compare with another configuration.
+    if config.keys() & {"model_type", *LLAMA}:
+        (folder / "pytorch_model.bin").write_bytes(b"\x80\x02" + bytes(9))
+    else:
+        shaped(folder / "model.safetensors", llama_shapes())
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import tests.support.tinyfolders as folders
 from tests.support.forkedruns import LENGTH, Plan, Ran
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model import load as model
-from workbench.finetune.model.files.opened import check_finite, is_finite, named_errors
+from workbench.finetune.model.files.opened import check_values, extremes, named_errors
 from workbench.finetune.train import main
 
 HOW = {"max_steps": 2, "learning_rate": 5e-3, "profile_step": 0, "eval_steps": None, **LENGTH}
@@ -130,19 +132,26 @@ def test_errors_of_disks_and_of_memory_are_no_errors_of_the_files(error: type[Ex
 @pytest.mark.parametrize("place", [0, 7, -1])
 def test_any_number_that_is_not_finite_is_found(dtype: Any, bad: float, place: int) -> None:
     values = torch.randn(100).to(dtype)
-    assert is_finite(values)
+    assert all(map(math.isfinite, extremes(values)))
     values[place] = bad
-    assert not is_finite(values)
+    assert not all(map(math.isfinite, extremes(values)))
 
 
 def test_packed_and_empty_weights_are_finite() -> None:
     for values in (torch.zeros(0), torch.full((4,), 255, dtype=torch.uint8)):
-        assert is_finite(values)
+        assert extremes(values) == (0, 0)
+
+
+def words() -> Any:
+    """Return embeddings as a model has them."""
+    layer: Any = torch.nn.Embedding(4, 4)
+    layer.get_input_embeddings = lambda: layer
+    return layer
 
 
 def test_a_weight_that_is_not_finite_is_named() -> None:
-    layer = torch.nn.Linear(4, 4)
-    check_finite(layer, "mine")
+    layer = words()
+    check_values(layer, "mine")
     layer.weight.data[1, 2] = float("nan")
     with pytest.raises(
         ConfigError,
@@ -150,14 +159,57 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
             "or use precision 'bf16' or 'fp32' if the precision is fp16", "mine", "weight"
         ),
     ):
-        check_finite(layer, "mine")
+        check_values(layer, "mine")
     # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it.
     layer.weight.ds_tensor = torch.zeros(4)  # type: ignore[assignment]
     layer.weight.data = torch.zeros(0)
-    check_finite(layer, "mine")
+    check_values(layer, "mine")
     layer.weight.ds_tensor[3] = float("inf")  # type: ignore[index]
     with pytest.raises(ConfigError, match="weight holds numbers"):
-        check_finite(layer, "mine")
+        check_values(layer, "mine")
+
+
+def test_matrices_of_zeros_are_named_and_embeddings_of_zeros_refused() -> None:
+    model: Any = torch.nn.Sequential(words(), torch.nn.Linear(4, 4))
+    model.get_input_embeddings = lambda: model[0]
+    model[1].bias.data.zero_()
+    assert not check_values(model, "mine")
+    model[1].weight.data.zero_()
+    assert says(check_values(model, "mine"), "If this is not meant", "1 of 2", "1.weight")
+    model[0].weight.data.zero_()
+    with pytest.raises(ConfigError, match=sentence("could not tell words apart", "2 of 2")):
+        check_values(model, "mine")
+    model[1].weight.data.fill_(1)
+    with pytest.raises(ConfigError, match=sentence("could not tell words apart", "0.weight")):
+        check_values(model, "mine")
+
+
+@pytest.mark.parametrize("name", ["lora_B", "lora_A"])
+def test_new_adapters_may_begin_with_zeros(name: str) -> None:
+    model = words()
+    model.add_module(name, torch.nn.Linear(4, 4, bias=False))
+    model.get_parameter(f"{name}.weight").data.zero_()
+    wrapped: Any = torch.nn.ModuleDict({"q": model})
+    wrapped.get_input_embeddings = lambda: model
+    assert not check_values(wrapped, "mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8])
+def test_formats_that_are_read_as_other_numbers_are_refused(
+    kind: str, dtype: Any, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = folders.change_weights(
+        folders.llama(tmp_path / "model"), lambda state: {**state, name: state[name].to(dtype)}
+    )
+    file = folder / "model.safetensors"
+    if kind == "bin":
+        torch.save(load_file(file), folder / "pytorch_model.bin")
+        file.unlink()
+    with pytest.raises(ConfigError, match=f"has the weight {name} in the format"):
+        model.load(str(folder), (), seed=0)
 
 
 @pytest.mark.slow
@@ -191,11 +243,28 @@ def with_nan(folder: Path) -> Path:
     return folders.change_weights(folders.llama(folder), changed)
 
 
+def with_zeros(*, words: bool) -> Callable[[Path], Path]:
+    """Zeros in the embeddings, or in half of a matrix and in the whole of another."""
+
+    def changed(state: dict[str, Any]) -> dict[str, Any]:
+        if words:
+            state["model.embed_tokens.weight"].zero_()
+        else:
+            state["model.layers.0.mlp.up_proj.weight"][:16].zero_()
+            state["model.layers.1.mlp.down_proj.weight"].zero_()
+        return state
+
+    return lambda folder: folders.change_weights(folders.llama(folder), changed)
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("opened"))
     made = {name: make(plan.root / f"of-{name}") for name, (make, _) in REFUSED.items()}
     made["nan"] = with_nan(plan.root / "of-nan")
+    for words in (True, False):
+        folder = with_zeros(words=words)(plan.root / f"of-zeros-{words}")
+        plan.add(f"zeros-{words}", 2, model=str(folder), technique="zero3", **HOW)
     made["head"] = folders.with_another_head(plan.root / "of-head")
     for technique in TECHNIQUES:
         ranks = 1 if technique == "single" else 2
@@ -259,6 +328,18 @@ class TestOnRanks:
         assert not run.data("step") and not run.data("eval")
         error = json.dumps(run.record(0, "error.json"), ensure_ascii=False)
         assert "model.layers.1.mlp.up_proj.weight holds numbers that are not finite" in error
+
+    def test_zeros_are_found_over_all_parts_of_a_weight(self, ran: dict[str, Ran]) -> None:
+        refused = ran["zeros-True"]
+        assert 0 not in refused.exit_codes.values()
+        assert not refused.data("step")
+        error = json.dumps(refused.record(0, "error.json"), ensure_ascii=False)
+        assert "matrices hold zeros alone: model.embed_tokens.weight" in error
+        run = ran["zeros-False"]
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        notes = [str(note["message"]) for note in run.data("note")]
+        (said,) = [note for note in notes if "zeros" in note]
+        assert "1 of 16 matrices hold zeros alone: model.layers.1.mlp.down_proj.weight" in said
 
 
 def test_a_rank_names_the_model_as_the_user_did(monkeypatch: pytest.MonkeyPatch) -> None:

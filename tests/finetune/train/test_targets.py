@@ -21,7 +21,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
-from workbench.finetune.model.files.opened import check_finite
+from workbench.finetune.model.files.opened import check_values
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.targets import adapted_weights, left_out, plain_name
 from workbench.finetune.options.adapters import Lora
@@ -325,7 +325,7 @@ def test_saved_adapters_that_do_not_fit_are_neither_trained_nor_merged(
     loaded = model.load(str(folder), (), seed=0)
     with pytest.raises(ConfigError, match=message):
         trained = adapters.with_saved(loaded.model, str(theirs), trains=True)
-        check_finite(trained, str(theirs))
+        check_values(trained, str(theirs))
     if change is not_finite:
         return
     with pytest.raises(ConfigError, match=message):

@@ -43,6 +43,7 @@ from workbench.finetune.options.model.models import (
     model_kind,
     templates_of,
 )
+from workbench.finetune.options.model.numbers import check_answer_numbers, check_numbers
 from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ _MARK = "\ufeff"
 
 def check_sent(job: FineTuneOptions, folder: Path) -> None:
     """Raise ConfigError if weights or tokenizer of a model's folder are missing or unfit."""
-    del job
-    check_weights(folder)
+    check_weights(folder, scores=method_of(job.method).scores)
     check_is_there(folder)
 
 
@@ -68,6 +68,7 @@ def check_configuration(job: FineTuneOptions, place: Path) -> None:
     too_large = too_many_parts(config)
     if too_large:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
+    check_numbers(config, source)
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
     rows = embeddings_of(config)
@@ -80,6 +81,8 @@ def check_configuration(job: FineTuneOptions, place: Path) -> None:
         check_ids(tokens, rows, source, place, template_of(job))
     for name in ("config.json", "generation_config.json"):
         check_special_ids(place / name, rows)
+    answers = place / "generation_config.json"
+    check_answer_numbers(read_object(answers), str(answers))
 
 
 def model_notes(job: FineTuneOptions) -> Iterator[str]:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from workbench.base import entries
 from workbench.base.child import replies
 from workbench.base.errors import ConfigError, shortened
+from workbench.base.files import is_there
 from workbench.base.json_values import items, whole
 from workbench.finetune.job.given_files import read_object
+from workbench.finetune.job.weights import weight_names
 from workbench.finetune.methods.registry import method_of
 
 if TYPE_CHECKING:
@@ -49,13 +51,20 @@ def check_special_ids(path: Path, rows: int | None) -> None:
 
 
 def check_outline(job: FineTuneOptions, folder: Path) -> None:
-    """Raise ConfigError if transformers cannot make a folder's model, or prepare an answer."""
+    """Raise ConfigError if transformers cannot make a folder's model, or prepare an answer.
+
+    Weights in safetensors files that are all here are compared with the model by name and shape.
+    """
+    files = [folder / name for name in weight_names(folder)]
+    facts = [file.stat() for file in files] if all(map(is_there, files)) else []
     request = {
         "folder": str(folder),
         "config": read_object(folder / "config.json"),
         "generation": read_object(folder / "generation_config.json"),
         "scores": method_of(job.method).scores,
         "tensor_parallel": job.tensor_parallel > 1,
+        # A change of a file asks anew.
+        "weights": [[fact.st_size, fact.st_mtime_ns] for fact in facts],
     }
     refused = _refusal(json.dumps(request))
     if refused:

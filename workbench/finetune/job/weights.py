@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -30,14 +32,22 @@ _PICKLE = b"\x80"  # torch before 1.6
 # Formats of safetensors that a quantization reads together with scales.
 _WHOLE = ("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 _EIGHT_BITS = "F8"
+_COMPLEX = "C"
 _SCALES = (".weight_scale", ".weight_scale_inv", ".scale")
 _PACKED = ("weight", "qweight", "weight_packed", "W_q")
 """Ends of the names of packed weights: of bitsandbytes, GPTQ, compressed-tensors and HQQ."""
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a configuration that describe quantized weights."""
+_STACKS = ("layers", "h", "blocks")
+_OWNERS = ("model", "transformer")
+_WORDS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|shared)\.weight$")
+_OF_ONE = (
+    "Give the config.json of these weights, or the weights of this config.json; weights that are "
+    "missing would begin at random"
+)
 
 
-class _Tensor(NamedTuple):
+class Tensor(NamedTuple):
     """Entry of a tensor in the header of a safetensors file."""
 
     kind: str
@@ -72,8 +82,11 @@ def weight_names(folder: Path) -> list[str]:
     return []
 
 
-def check_weights(folder: Path) -> None:
-    """Raise ConfigError if weights are missing in a model's folder, or if a file is cut short."""
+def check_weights(folder: Path, *, scores: bool = False) -> None:
+    """Raise ConfigError if weights are missing in a model's folder, or if a file is cut short.
+
+    A model that `scores` texts has a new output layer.
+    """
     names = weight_names(folder)
     if not names:
         raise ConfigError(f"model folder {str(folder)!r} has no weights; {way_out(folder)}")
@@ -85,13 +98,11 @@ def check_weights(folder: Path) -> None:
             f"{len(names) - 1 or 1} files of weights are missing. Copy the missing files, or save "
             "the model again"
         )
-    tensors = dict[str, _Tensor]()
-    for name in names:
-        if not name.endswith(".json"):
-            found = _tensors(folder / name)
-            _check_filled(found, folder / name)
-            tensors |= found
-    _check_not_packed(tensors, folder)
+    tensors = tensors_of(folder)
+    config = read_object(folder / "config.json")
+    if not any(part(config, key) or part(part(config, "text_config"), key) for key in QUANTIZED):
+        check_formats(tensors, f"model folder {str(folder)!r}")
+        _check_sizes(tensors, config, folder, scores=scores)
     if len(names) > 1 and names[1].endswith(".safetensors"):
         for tensor, file in part(read_object(folder / names[0]), "weight_map").items():
             if tensor not in tensors:
@@ -99,6 +110,21 @@ def check_weights(folder: Path) -> None:
                     f"{folder / names[0]} names the tensor {tensor!r} in {file!r}, and no file of "
                     "weights has the tensor. Save the model again"
                 )
+
+
+def tensors_of(folder: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a folder's weights by name; empty for files of torch.
+
+    Raises:
+        ConfigError: A file is damaged, or has weights without numbers.
+    """
+    tensors = dict[str, Tensor]()
+    for name in weight_names(folder):
+        if not name.endswith(".json"):
+            found = read_tensors(folder / name)
+            _check_filled(found, folder / name)
+            tensors |= found
+    return tensors
 
 
 def elements_of(folder: Path) -> int:
@@ -109,7 +135,7 @@ def elements_of(folder: Path) -> int:
     files = [folder / name for name in weight_names(folder) if not name.endswith(".json")]
     if not all(map(is_there, files)):
         return 0
-    return sum(tensor.elements for file in files for tensor in _tensors(file).values())
+    return sum(tensor.elements for file in files for tensor in read_tensors(file).values())
 
 
 def unread_weights(folder: Path) -> str:
@@ -131,10 +157,10 @@ def check_adapters(folder: Path) -> None:
             f"{folder} has {ADAPTERS} and no {ADAPTER_WEIGHTS[0]}, the weights of the adapters. "
             "Save the adapters with save_pretrained of peft"
         )
-    _tensors(folder / names[0])
+    read_tensors(folder / names[0])
 
 
-def _check_filled(tensors: Mapping[str, _Tensor], path: Path) -> None:
+def _check_filled(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise ConfigError for weights without numbers, which a model sharded by ZeRO-3 leaves."""
     empty = [name for name, tensor in tensors.items() if _is_weight(name) and not tensor.elements]
     if empty:
@@ -145,25 +171,82 @@ def _check_filled(tensors: Mapping[str, _Tensor], path: Path) -> None:
         )
 
 
-def _check_not_packed(tensors: Mapping[str, _Tensor], folder: Path) -> None:
-    """Raise ConfigError for numbers of a quantization without its settings.
+def check_formats(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise ConfigError for complex numbers, and for numbers of a quantization without settings.
 
-    transformers would read the numbers as they stand, without their scales.
+    transformers would drop the imaginary parts, and read the packed numbers without their scales.
+    `source` names the model in messages.
     """
-    config = read_object(folder / "config.json")
-    if any(part(config, key) or part(part(config, "text_config"), key) for key in QUANTIZED):
-        return
     scaled = any(name.endswith(_SCALES) for name in tensors)
     for name, tensor in tensors.items():
+        if tensor.kind.startswith(_COMPLEX):
+            raise ConfigError(
+                f"{source} has the weight {name} in the format {tensor.kind}: of complex numbers "
+                "the imaginary parts would be dropped. Save the model with real numbers"
+            )
         eighth = tensor.kind.startswith(_EIGHT_BITS) and scaled
         is_packed = name.rpartition(".")[2] in _PACKED or name.endswith("_blocks")  # MXFP4
         if is_packed and len(tensor.shape) > 1 and (tensor.kind in _WHOLE or eighth):
             raise ConfigError(
-                f"model folder {str(folder)!r} has the weight {name} in the format {tensor.kind}, "
-                f"the numbers of a quantization, and config.json has no {QUANTIZED[0]!r}: the "
-                "weights would be read without their scales. Give the model before its "
-                "quantization"
+                f"{source} has the weight {name} in the format {tensor.kind}, the numbers of a "
+                f"quantization, and config.json has no {QUANTIZED[0]!r}: the weights would be read "
+                "without their scales. Give the model before its quantization"
             )
+
+
+def _check_sizes(
+    tensors: Mapping[str, Tensor], config: Json, folder: Path, *, scores: bool
+) -> None:
+    """Raise ConfigError if layers, words or the output layer of a configuration have no weights.
+
+    The ranks compare all weights. Without torch, only names and shapes are known.
+    """
+    inner = part(config, "text_config") or config
+    layers = whole(inner.get("num_hidden_layers")) or 0
+    stacks = dict[str, set[str]]()
+    for stack, number in filter(None, map(_layer_of, tensors)):
+        stacks.setdefault(stack, set()).add(number)
+    most = max(map(len, stacks.values()), default=layers)
+    if most < layers:
+        raise ConfigError(
+            f"{folder / 'config.json'} has num_hidden_layers {layers}, and the files have weights "
+            f"of {most} layers under one name. {_OF_ONE}"
+        )
+    rows = whole(inner.get("vocab_size"))
+    words = [name for name in tensors if _WORDS.search(name)]
+    if not rows or not words:
+        return
+    has_fewer = [name for name in words if max(tensors[name].shape, default=0) < rows]
+    # Some models have a row for padding more.
+    if len(words) == 1 and has_fewer:
+        raise ConfigError(
+            f"{folder / 'config.json'} has vocab_size {rows}, and {words[0]} in the files has the "
+            f"shape {list(tensors[words[0]].shape)}. {_OF_ONE}"
+        )
+    heads = [name for name, tensor in tensors.items() if rows in tensor.shape and name not in words]
+    tied = {each.get("tie_word_embeddings") for each in (config, inner)}
+    if (
+        config.get("tie_word_embeddings") is False
+        and True not in tied
+        and len(words) == 1
+        and not (heads or scores)
+    ):
+        raise ConfigError(
+            f"model folder {str(folder)!r} has no output layer: no tensor but {words[0]} has a row "
+            f"for each of the {rows} words (vocab_size), and config.json has tie_word_embeddings "
+            "false. The folder may hold the base of a model, as LlamaModel saves it: save the "
+            "language model, such as LlamaForCausalLM"
+        )
+
+
+def _layer_of(name: str) -> tuple[str, str] | None:
+    """Return the stack of layers and the number of a layer in the name of a weight."""
+    parts = name.split(".")
+    for place, (kind, number) in enumerate(pairwise(parts)):
+        is_owned = not place or parts[place - 1] in _OWNERS
+        if kind in _STACKS and number.isdecimal() and is_owned:
+            return ".".join(parts[:place]), number
+    return None
 
 
 def _is_weight(name: str) -> bool:
@@ -180,7 +263,7 @@ def _inside(name: str, source: Path) -> str:
     return name
 
 
-def _tensors(path: Path) -> Mapping[str, _Tensor]:
+def read_tensors(path: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a file by name; empty for a file of torch."""
     try:
         facts = path.stat()
@@ -190,7 +273,7 @@ def _tensors(path: Path) -> Mapping[str, _Tensor]:
 
 
 @lru_cache(maxsize=1024)
-def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, _Tensor]:
+def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, Tensor]:
     with path.open("rb") as file:
         begin = file.read(len(POINTER))
         refuse_pointer(path, begin)
@@ -220,9 +303,9 @@ def _header(data: bytes, path: Path) -> Mapping[str, Json]:
     return {name: part(header, name) for name in header if name != "__metadata__"}
 
 
-def _tensor(entry: Json) -> _Tensor:
+def _tensor(entry: Json) -> Tensor:
     sizes = tuple(whole(size) or 0 for size in items(entry.get("shape")))
-    return _Tensor(text(entry.get("dtype")), sizes)
+    return Tensor(text(entry.get("dtype")), sizes)
 
 
 def _end(entry: Json) -> int:

@@ -1,7 +1,7 @@
 """Make a model of a configuration without weights, and name the key that transformers refuses.
 
-The module runs as a child of the notebook's process. Without torch, the settings are read and no
-model is made.
+The module runs as a child of the notebook's process. Without torch, transformers reads the settings
+and no model is made.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial, reduce
 from importlib.util import find_spec
 from operator import getitem
+from pathlib import Path as Place
 from typing import Any
 
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.finetune.job.architectures import NEVER_RUN
-from workbench.finetune.model.files.described import check_answers, check_described, check_stops
+from workbench.finetune.job.weights import QUANTIZED, tensors_of
 
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
@@ -44,11 +45,20 @@ def answer(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check(
-    folder: str, config: Settings, generation: Settings, *, scores: bool, tensor_parallel: bool
+    folder: str,
+    config: Settings,
+    generation: Settings,
+    *,
+    scores: bool,
+    tensor_parallel: bool,
+    weights: Sequence[object] = (),
 ) -> None:
-    """Raise ConfigError for a setting in a model's files that transformers refuses."""
+    """Raise ConfigError for a setting or a weight in a model's files that transformers refuses.
+
+    With `weights`, the folder has all files of weights.
+    """
     has_torch = find_spec("torch") is not None
-    make = partial(_model if has_torch else check_described, scores=scores)
+    make = partial(_model, scores=scores) if has_torch else _configuration
     source = f"{folder}/config.json"
     kind = config["model_type"]
     if kind not in CONFIG_MAPPING:
@@ -76,13 +86,15 @@ def check(
             f"{source}: transformers cannot make the model ({why}). Correct the file, or take the "
             "file from the model's author"
         )
-    prepare = check_answers
+    prepare: Callable[[Settings], object] = GenerationConfig.from_dict
     if has_torch:
         from workbench.finetune.techniques.on_pods.tensor import styles_of
 
         model = _model(config, scores=scores)
         if tensor_parallel:
             styles_of(model)
+        if weights and not any(config.get(key) for key in QUANTIZED):
+            _check_weights(model, folder, scores=scores)
         if not model.can_generate():
             return
         prepare = partial(_answer, model)
@@ -104,14 +116,30 @@ def _refuse(make: Callable[[Settings], object], settings: Settings, why: str, so
         )
 
 
+def _configuration(settings: Settings) -> Any:
+    kind = CONFIG_MAPPING[settings["model_type"]]
+    return kind.from_dict(deepcopy({**settings, "quantization_config": None}))
+
+
 def _model(settings: Settings, *, scores: bool) -> Any:
     from workbench.finetune.model.load import without_weights
 
-    kind = CONFIG_MAPPING[settings["model_type"]]
-    config = kind.from_dict(deepcopy({**settings, "quantization_config": None}))
+    config = _configuration(settings)
     if scores:
         config.num_labels = 1
     return without_weights(config, scores)
+
+
+def _check_weights(model: Any, folder: str, *, scores: bool) -> None:
+    import torch
+
+    from workbench.finetune.model.files.opened import check_shapes
+
+    shapes = {}
+    for name, tensor in tensors_of(Place(folder)).items():
+        shapes[name] = torch.empty(tensor.shape, device="meta")
+    if shapes:
+        check_shapes(model, shapes, folder, scores=scores)
 
 
 def _answer(model: Any, settings: Settings) -> None:
@@ -124,7 +152,6 @@ def _answer(model: Any, settings: Settings) -> None:
 
     # `generate` gives no tokenizer to a way of decoding that it does not know.
     options = deepcopy({**settings, "stop_strings": None})
-    check_stops(settings)
     model.generation_config = GenerationConfig.from_dict(options)
     given: dict[str, Any] = {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
     if model.config.is_encoder_decoder:

@@ -32,7 +32,7 @@ from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
 from workbench.finetune.model.files.older_form import save_tokenizer
-from workbench.finetune.model.files.opened import check_finite
+from workbench.finetune.model.files.opened import check_values
 from workbench.finetune.model.files.saving import Caches, caches_of, save_model
 from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute
 from workbench.finetune.model.sequence import SequenceParallel
@@ -118,8 +118,8 @@ def _run(work: Assignment) -> None:
     loaded = model.placed(loaded, work.job, gpus=work.gpus)
     reference = _reference(work, rows, loaded)
     loaded = adapters.attached(loaded, work.job)
-    check_finite(loaded.model, work.job.model)
-    for remark in loaded.remarks:
+    zeros = check_values(loaded.model, work.job.model)
+    for remark in filter(None, (*loaded.remarks, zeros)):
         note(_as_named(work, remark))
     if tensor is not None:
         tensor.complete(loaded.model)

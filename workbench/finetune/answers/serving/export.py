@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.gate import library
 from workbench.finetune.model import adapters
 from workbench.finetune.model.files import older_form
-from workbench.finetune.model.files.opened import is_finite
+from workbench.finetune.model.files.opened import extremes
 from workbench.finetune.model.load import Loaded
 
 DTYPES = {
@@ -74,7 +75,7 @@ def export_adapters(
 def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
     """Check the weights and yield a temporary folder. Rename the folder on success."""
     for name, value in weights.items():
-        if not is_finite(value):
+        if not all(map(math.isfinite, extremes(value))):
             kind = _name(value.dtype)
             raise ConfigError(
                 f"{name} holds numbers that are not finite in {kind}; export with another dtype"

@@ -148,20 +148,32 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
 
 
 def _check_sums(architecture: str, hparams: Mapping[str, Any]) -> None:
-    """Refuse a model for which llama.cpp would compute other answers without a word."""
-    key, only = "", None
+    """Refuse a model that llama.cpp would not load, or would answer otherwise without a word."""
+    for key, only in _known_alone(architecture, hparams).items():
+        if hparams.get(key) not in (None, only):
+            raise ConfigError(
+                f"llama.cpp computes a {architecture} with {key} = {only} alone, and config.json "
+                f"has {hparams[key]}. Export without gguf="
+            )
+
+
+def _known_alone(architecture: str, hparams: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return the values that converter and llama.cpp assume without a look at config.json."""
+    heads = {"num_key_value_heads": hparams.get("num_attention_heads")}
     if architecture.startswith("Qwen3Moe"):
-        key, only = "norm_topk_prob", True
-    # The largest Gemma 3, with 62 layers, scales by another size, which llama.cpp knows.
-    elif (
-        architecture.startswith("Gemma3For") and hparams.get("num_hidden_layers") != _LARGEST_GEMMA
-    ):
-        key, only = "query_pre_attn_scalar", hparams.get("head_dim")
-    if key and hparams.get(key, only) != only:
-        raise ConfigError(
-            f"llama.cpp computes a {architecture} with {key} = {only} alone, and config.json has "
-            f"{hparams[key]}. Export without gguf="
-        )
+        return {"norm_topk_prob": True}
+    if architecture.startswith("Gemma3For"):
+        # The largest Gemma 3 scales by another size, which llama.cpp knows.
+        is_largest = hparams.get("num_hidden_layers") == _LARGEST_GEMMA
+        return {} if is_largest else {"query_pre_attn_scalar": hparams.get("head_dim")}
+    if architecture == "PhiForCausalLM":
+        return {**heads, "intermediate_size": 4 * hparams["hidden_size"]}
+    if architecture == "OlmoeForCausalLM":
+        return {**heads, "rms_norm_eps": 1e-5, "norm_topk_prob": False}
+    if architecture.startswith("Llama4For"):
+        step, layers = hparams["interleave_moe_layer_step"], hparams["num_hidden_layers"]
+        return {"moe_layers": [*range(step - 1, layers, step)] if step else []}
+    return {}
 
 
 def _pre_tokenizer(known: Callable[[Any], str], tokenizer: Any) -> str:

@@ -57,6 +57,8 @@ _SWITCHES = {"chat_template_kwargs", "enable_thinking", "reasoning_effort"}
 _SYSTEM_NAMES = {"system", "sys", "developer"}
 _SYSTEM_TEXTS = {*_SYSTEM_NAMES, "prompt", "message", "instruction", "text"}
 _SYSTEMS = {"systemprompt", "sysprompt", "preamble", "persona", "instructions"}
+_WHOLE_SYSTEMS = ("rules", "guidelines", "memory", "memories")
+"""Names of a system text without further words: `violated_rules` is none."""
 _OPTIONS = {*CHOICE_KEYS, "endings", "alternatives"}
 _OF_TOOLS = {"tool", "function", "api"}
 _SCHEMAS = {"schema", "definition", "description", "signature", "spec", "list"}
@@ -84,7 +86,11 @@ def belongs_to_prompt(name: object) -> str | None:
         return ""
     first, last = (words[0], words[-1]) if words else ("", "")
     single = last.removesuffix("s")
-    if last in _SYSTEMS or (first in _SYSTEM_NAMES and {last, single} & _SYSTEM_TEXTS):
+    if (
+        last in _SYSTEMS
+        or whole in _WHOLE_SYSTEMS
+        or (first in _SYSTEM_NAMES and {last, single} & _SYSTEM_TEXTS)
+    ):
         return SYSTEM_KEYS[0]
     is_turns = single in _TURNS and bool(_EARLIER & {*words})
     if last.endswith(HISTORY) or is_turns or (words and {*words} <= _PAST):

@@ -6,6 +6,7 @@ weights only in a log, and reports less under ZeRO-3, where weights have no valu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,12 @@ from transformers.integrations import deepspeed
 from transformers.modeling_utils import _get_resolved_checkpoint_files, load_state_dict
 from transformers.utils import logging as transformers_logging
 
+from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder
 from workbench.base.words import counted
+from workbench.finetune.job.weights import Tensor, check_formats, read_tensors, weight_names
+from workbench.finetune.options.model.models import cached_folder
 
 _SHOWN = 3
 _MOST_SAID = 400
@@ -92,6 +97,9 @@ def read_weights(
         )
     report = _report(outline, model, info, apart)
     _check(report, outline, name, scores=scores)
+    if getattr(outline.config, "quantization_config", None) is None:
+        with named_errors(name):
+            _check_formats(name, source["revision"])
     return Opened(model=model, remarks=list(_remarks(report, outline, name, scores=scores)))
 
 
@@ -180,31 +188,91 @@ def named_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def check_finite(model: Any, name: str) -> None:
-    """Raise ConfigError if a weight of the rank holds NaN or infinity: every loss would be NaN.
+def check_values(model: Any, name: str) -> str:
+    """Raise ConfigError for weights from which nothing is learned, in one pass over the numbers.
 
-    transformers reads such weights without a word.
+    NaN and infinity make every loss NaN, and zeros in all matrices or in the embeddings leave
+    nothing to tell apart. Every rank must call this. transformers reads such weights without a
+    word.
+
+    Returns:
+        A note on other matrices of zeros; empty without such matrices.
     """
+    filled = dict[str, float]()
+    is_sharded = False
     for weight, parameter in model.named_parameters():
         # ZeRO-3 keeps the rank's part beside an empty tensor.
         held = getattr(parameter, "ds_tensor", parameter)
+        is_sharded |= held is not parameter
         # Numbers in 4 bits, which have no infinity, stand in the bytes of any type.
-        is_packed = hasattr(parameter, "quant_state")
-        if not is_packed and not is_finite(held):
+        if hasattr(parameter, "quant_state") or held.dtype not in _REAL:
+            continue
+        least, most = extremes(held)
+        if not math.isfinite(least) or not math.isfinite(most):
             kind = str(held.dtype).removeprefix("torch.")
             raise ConfigError(
                 f"model {name!r}: {weight} holds numbers that are not finite (NaN or infinity) in "
                 f"{kind}, so every loss would be NaN. Copy the file of weights again, take an "
                 "earlier checkpoint, or use precision 'bf16' or 'fp32' if the precision is fp16"
             )
+        # New adapters begin with zeros in one of their two matrices.
+        if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 and ".lora_" not in weight:
+            filled[weight] = float(least != 0 or most != 0)
+    if is_sharded:
+        filled = dict(zip(filled, ranks.sums([*filled.values()]), strict=True))
+    zeros = [weight for weight, count in filled.items() if not count]
+    if not zeros:
+        return ""
+    found = f"model {name!r}: {len(zeros)} of {len(filled)} matrices hold zeros alone: "
+    words = model.get_input_embeddings()
+    is_word = [each for each, value in model.named_parameters() if value is words.weight]
+    if len(zeros) == len(filled) or set(is_word).intersection(zeros):
+        raise ConfigError(
+            f"{found}{_first(zeros)}. The model could not tell words apart. Copy the files of "
+            "weights again: a download that was cut may leave zeros"
+        )
+    return f"{found}{_first(zeros)}. If this is not meant, copy the files of weights again"
 
 
-def is_finite(values: torch.Tensor) -> bool:
-    """Return whether all numbers are finite. No second tensor of the size is made."""
+def extremes(values: torch.Tensor) -> tuple[float, float]:
+    """Return the least and the largest number, NaN if one is NaN. No second tensor is made."""
     if not values.numel() or values.dtype not in _REAL:
-        return True
+        return 0.0, 0.0
     least, most = torch.aminmax(values.detach())
-    return bool(torch.isfinite(least) & torch.isfinite(most))
+    return float(least), float(most)
+
+
+def check_shapes(outline: Any, shapes: Mapping[str, Any], name: str, *, scores: bool) -> None:
+    """Raise ConfigError if files with tensors of these shapes lack weights of a model.
+
+    Args:
+        outline: Model of the configuration on the meta device.
+        shapes: Tensors without values, by name.
+        name: Folder of the model in messages.
+        scores: Whether the model scores texts: the output layer may be new.
+    """
+    with quiet():
+        model, info = _matched(outline, shapes)
+    _check(_report(outline, model, info, ()), outline, name, scores=scores)
+
+
+def _check_formats(name: str, revision: str) -> None:
+    """Raise ConfigError for formats that were read as other numbers.
+
+    Submit saw the headers of a folder alone. Files of the hub are in the cache after loading.
+    """
+    folder = Path(name) if is_folder(Path(name)) else cached_folder(name, revision)
+    if folder is None:
+        return
+    tensors = dict[str, Tensor]()
+    for file in weight_names(folder):
+        if file.endswith(".safetensors"):
+            tensors |= read_tensors(folder / file)
+        elif not file.endswith(".json"):
+            for key, value in load_state_dict(str(folder / file), map_location="meta").items():
+                kind = "F" if value.is_floating_point() else "C" if value.is_complex() else "I"
+                tensors[key] = Tensor(f"{kind}{8 * value.dtype.itemsize}", tuple(value.shape))
+    check_formats(tensors, f"model {name!r}")
 
 
 def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:
@@ -224,6 +292,16 @@ def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:
         for key, value in load_state_dict(file, map_location="meta").items():
             places[key] = file
             shapes[key] = value
+    model, info = _matched(outline, shapes)
+    # Without values transformers leaves two tied weights apart if the files have both.
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    both = [pair for pair in tied.items() if not _is_one(model, pair)]
+    apart = _with_other_values(model, both, places) if both else ()
+    return _report(outline, model, info, apart)
+
+
+def _matched(outline: Any, shapes: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Read tensors without values into a model; return the model and the report."""
     model, info = type(outline).from_pretrained(
         None,
         config=outline.config,
@@ -233,11 +311,7 @@ def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    # Without values transformers leaves two tied weights apart if the files have both.
-    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
-    both = [pair for pair in tied.items() if not _is_one(model, pair)]
-    apart = _with_other_values(model, both, places) if both else ()
-    return _report(outline, model, info, apart)
+    return model, info
 
 
 def _is_one(model: Any, pair: Pair) -> bool:
