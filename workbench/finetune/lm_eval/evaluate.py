@@ -17,6 +17,7 @@ from workbench.finetune.answers.server import check_model
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_sent
 from workbench.finetune.job.refusals import check, known
+from workbench.finetune.job.tokenizer_files import check_is_there
 from workbench.finetune.job.weights import check_adapters
 from workbench.finetune.lm_eval.job import REPORT, Evaluation, checked_folder, trained_job
 from workbench.finetune.lm_eval.names import refusal
@@ -97,6 +98,7 @@ def check_trained(folder: Path, job: FineTune, *, before: bool) -> None:
     adapters = job.peft != "none"
     if adapters:
         check_adapters(folder)
+        check_is_there(folder)
     else:
         check_sent(job, folder)
     if adapters or before:

@@ -26,7 +26,7 @@ _NUMBERS = frozenset(
 _OBJECTS = ("rope_scaling", "rope_parameters", "text_config", "id2label", "label2id")
 _FORMATS = ("dtype", "torch_dtype")
 _FORMAT = re.compile(r"(torch\.)?((bfloat|float|u?int)\d\w*|half|float|double|auto)")
-_SHARE = re.compile(r"(^|_)(dropout|pdrop|dropout_rate|dropout_prob)$")
+_DROPOUT = re.compile(r"(^|_)(dropout|pdrop|dropout_rate|dropout_prob)$")
 _PARTS = ("text_config", "encoder", "decoder", "rope_scaling", "rope_parameters")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _LENGTHS = (("min_length", "max_length"), ("min_new_tokens", "max_new_tokens"))
@@ -97,7 +97,7 @@ def _problem(key: str, value: object) -> str:
             return ", which is no number format of torch, such as 'bfloat16'"
         case int() if key in _COUNTS and value < 1:
             return "; it must be more than 0"
-        case int() | float() if _SHARE.search(key) and not 0 <= value <= 1:
+        case int() | float() if _DROPOUT.search(key) and not 0 <= value <= 1:
             return "; it must be a share between 0 and 1"
     if key in _OBJECTS and value is not None and not isinstance(value, Mapping):
         return "; it must be an object"
