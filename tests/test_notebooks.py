@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
+
+from tests.support import executed
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(
@@ -49,6 +52,18 @@ def test_the_first_cell_holds_the_parameters(path: Path) -> None:
     assert {node.id for node in used if isinstance(node.ctx, ast.Load)} == {*names}
     own = {node.id for node in used if not isinstance(node.ctx, ast.Load)}
     assert own <= {"mine"}  # the last cell's file
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_short_values_are_of_parameters_and_smaller(path: Path) -> None:
+    """nbmake sets them behind the first cell: a notebook among the tests trains fewer steps."""
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    short = [cell.metadata.get("nbmake", {}).get("mock", {}) for cell in code]
+    assert not any(short[1:])
+    for name, value in short[0].items():
+        (given,) = re.findall(rf"^{name} = (\d+)", code[0].source, flags=re.MULTILINE)
+        assert 0 < value < int(given)
+    assert not any("nbmake" in cell.metadata for cell in executed.read_in_full(path, 4).cells)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,7 +1,7 @@
 """Pages of notebooks with their outputs.
 
-In the repository a notebook has no outputs. A test run or `make docs-notebooks` leaves executed
-copies in build/notebooks. A copy is shown if its cells are still those of the notebook.
+In the repository a notebook has no outputs. `make notebooks` and `make docs-notebooks` leave
+executed copies in build/notebooks. A copy is shown if its cells are still those of the notebook.
 """
 
 from __future__ import annotations

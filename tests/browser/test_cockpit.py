@@ -74,12 +74,13 @@ CUT = """() => {
 
 @pytest.fixture(scope="module")
 def pods(lab: Any) -> Iterator[None]:
-    """Two pods in the lab's folder demo, for several tests: to start them takes 30 s of CPU."""
+    """Two pods in the lab's folder demo; without a limit of memory, one import serves both."""
     with pytest.MonkeyPatch.context() as patch:
         # The state folder is that of the server and of its kernels.
         patch.setenv("XDG_STATE_HOME", str(lab.home / ".local/state"))
-        pod = PodSpec(cpus=1, memory_gib=2)
-        with Cluster(LocalPods(), pod, count=2, path=lab.folder / "demo", idle_timeout_s=3600):
+        with Cluster(
+            LocalPods(), PodSpec(cpus=1), count=2, path=lab.folder / "demo", idle_timeout_s=3600
+        ):
             yield
 
 

@@ -1,14 +1,17 @@
-"""A plugin of pytest: keep what nbmake executes in build/notebooks, for the pages of the docs.
+"""A plugin of pytest: execute notebooks in full and keep the copies for the pages of the docs.
 
+Without the plugin nbmake trains fewer steps where a notebook's metadata say so, and keeps no copy.
 The notebooks themselves stay without outputs.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import nbformat
-from nbmake import pytest_items
+from nbmake import nb_run, pytest_items
 from nbmake.nb_result import NotebookResult
 from nbmake.nb_run import NotebookRun
 
@@ -19,14 +22,23 @@ LIVE = "application/vnd.jupyter.widget-view+json"
 
 
 class KeptRun(NotebookRun):
-    """An execution of a notebook whose result is kept, unless a cell failed."""
+    """An execution of a whole notebook, whose result is kept unless a cell failed."""
 
     def execute(self) -> NotebookResult:
         """Execute the notebook."""
-        result = super().execute()
+        with mock.patch.object(nb_run, "nbformat", SimpleNamespace(read=read_in_full)):
+            result = super().execute()
         if result.error is None:
             keep(result.nb, self.filename)
         return result
+
+
+def read_in_full(path: str, as_version: int) -> nbformat.NotebookNode:
+    """Read a notebook without the short values of its parameters."""
+    book = nbformat.read(path, as_version)
+    for cell in book.cells:
+        cell.metadata.pop("nbmake", None)
+    return book
 
 
 def keep(book: nbformat.NotebookNode, source: Path) -> None:
