@@ -146,9 +146,12 @@ types: setup
 doctests: setup
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 
-# Once, and kept: the processes of pytest-xdist would compile what they import all at the same time, 20 s of CPU each.
-collect: setup
+# Once for an environment, and kept: the processes of pytest-xdist would compile what they import all
+# at the same time, 20 s of CPU each.
+collect: .venv/.collected
+.venv/.collected: $(READY)
 	@collected=$$($(PYTEST) --collect-only -qq -m 'not images and not kubernetes') || { echo "$$collected"; exit 1; }
+	@touch $@
 
 bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python -m tools.bench $(ONLY)
