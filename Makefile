@@ -129,8 +129,9 @@ style: setup
 	@$(BIN)/vulture
 	@$(BIN)/deptry --no-ansi workbench
 
-# All pages anew: what is read again warns again.
+# All pages anew: what is read again warns again, and tests of the site see no page that is gone.
 docs-check: setup ## Build the documentation as docs/_build/html
+	@rm -rf docs/_build/html
 	@$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 
 options: setup ## Write the tables of options and public names in docs/ anew, from the code
@@ -145,9 +146,12 @@ types: setup
 doctests: setup
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 
-# Once, and kept: the processes of pytest-xdist would compile what they import all at the same time, 20 s of CPU each.
-collect: setup
+# Once for an environment, and kept: the processes of pytest-xdist would compile what they import all
+# at the same time, 20 s of CPU each.
+collect: .venv/.collected
+.venv/.collected: $(READY)
 	@collected=$$($(PYTEST) --collect-only -qq -m 'not images and not kubernetes') || { echo "$$collected"; exit 1; }
+	@touch $@
 
 bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python -m tools.bench $(ONLY)

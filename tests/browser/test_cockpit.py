@@ -250,7 +250,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     book = nbformat.read(QUICKSTART, as_version=4)
     (given,) = [cell for cell in book.cells if "parameters" in cell.metadata.get("tags", ())]
     assert "max_steps = 500" in given.source
-    given.source = given.source.replace("max_steps = 500", "max_steps = 80")
+    given.source = given.source.replace("max_steps = 500", "max_steps = 32")
     panel, result = (
         next(i for i, cell in enumerate(book.cells) if each in cell.source)
         for each in ("run.wait()", "display(result")

@@ -50,19 +50,13 @@ UNDER_THE_POINTER = """plot => [...plot.querySelectorAll(".wb-at span:hover")].m
     band => [band.dataset.words, getComputedStyle(band, "::after").content])"""
 
 
-@pytest.fixture
-def shown(lab: Any, open_book: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
-    """A notebook with a cluster and a run that goes on, shown."""
-    name = lab.add(
-        notebook(WRITE, CLUSTER, RUN, STEP, END, LEFT, RUN), f"{request.node.name}.ipynb"
-    )
-    book = open_book(name, own_page=True)
+def show(book: Any) -> None:
+    """Show a cluster and a run that goes on."""
     for cell in (0, 1, 2):
         book.run(cell)
     book.see(1, "pod-2", 60)
     book.see(2, "20 of 100 steps", 60)
     book.output(2).get_by_role("button", name="Kill").wait_for()
-    return book
 
 
 def answers_under_the_pointer(cell: Any) -> None:
@@ -84,26 +78,68 @@ def answers_under_the_pointer(cell: Any) -> None:
     assert loss == f"training loss {8 / int(step.removeprefix('step ')):.4g}"
 
 
-def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(
-    shown: Any,
+def test_a_picture_lasts_over_a_new_page_a_restart_and_the_end(
+    lab: Any, open_book: Callable[..., Any]
 ) -> None:
-    cell = shown.output(2)
+    """One notebook, whose page is loaded three times: each load costs five seconds of CPU."""
+    name = lab.add(notebook(WRITE, CLUSTER, RUN, STEP, END, LEFT, RUN), "picture.ipynb")
+    book = open_book(name, own_page=True)
+    show(book)
+    book = a_page_that_is_loaded_anew_goes_on(book, open_book)
+    book = reopened_without_a_kernel_the_picture_stands(book, open_book)
+    show(book)
+    what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(book)
+    card_and_model_are_downloaded_by_links(book)
+
+
+def a_page_that_is_loaded_anew_goes_on(book: Any, open_book: Callable[..., Any]) -> Any:
+    book.save()
+    book.page.close()
+    book = open_book(book.name, own_page=True)
+    book.run(3)
+    book.see(2, "40 of 100 steps", 60)
+    book.output(2).get_by_role("button", name="Stacks").wait_for()
+    return book
+
+
+def reopened_without_a_kernel_the_picture_stands(book: Any, open_book: Callable[..., Any]) -> Any:
+    book.save()
+    book.restart()
+    book.output(2).get_by_role("button", name="Stacks").click()
+    book.see(2, "Run the cell again", 30)
+    assert "40 of 100 steps" in book.said(2)
+    book.page.close()
+    book = open_book(book.name, own_page=True)
+    assert "pod-2" in book.see(1, "Cluster ready", 60)
+    # What came after the page was loaded anew is in the page, and not in the notebook's file.
+    said = book.see(2, "20 of 100 steps", 60)
+    assert "as of" in said
+    book.page.wait_for_timeout(2000)  # by then widgets that are not there would say so
+    assert ERROR not in book.said(1) + book.said(2)
+    assert book.output(2).locator("svg.wb-plot").first.is_visible()
+    answers_under_the_pointer(book.output(2))
+    return book
+
+
+def what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(
+    book: Any,
+) -> None:
+    cell = book.output(2)
     answers_under_the_pointer(cell)
     assert cell.locator("img").count() == 1 and not cell.locator("img").is_visible()
-    shown.said(2)
+    book.said(2)
     cell.locator("summary", has_text="log of rank 1").click()
-    shown.see(2, "rank 1 is ready", 30)
+    book.see(2, "rank 1 is ready", 30)
     cell.get_by_role("button", name="Kill").click()
     cell.get_by_role("button", name="Really kill").wait_for()
-    shown.run(3)
-    shown.see(2, "40 of 100 steps", 30)
+    book.run(3)
+    book.see(2, "40 of 100 steps", 30)
     assert cell.locator("details[open] > summary", has_text="log of rank 1").count() == 1
-    shown.run(4)
-    shown.see(2, "the end", 30)
+    book.run(4)
+    book.see(2, "the end", 30)
     until(lambda: cell.get_by_role("button").count() == 0, 30)
     assert cell.locator("svg.wb-plot").count() >= 4
-    assert "stopped" in shown.see(1, "Cluster closed", 30)
-    card_and_model_are_downloaded_by_links(shown)
+    assert "stopped" in book.see(1, "Cluster closed", 30)
 
 
 def card_and_model_are_downloaded_by_links(book: Any) -> None:
@@ -118,34 +154,6 @@ def card_and_model_are_downloaded_by_links(book: Any) -> None:
             book.output(6).get_by_role("link", name=link).click()
         assert download.value.suggested_filename == name
         assert Path(download.value.path()).read_text().startswith(begins)
-
-
-def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[..., Any]) -> None:
-    shown.save()
-    shown.page.close()
-    book = open_book(shown.name, own_page=True)
-    book.run(3)
-    book.see(2, "40 of 100 steps", 60)
-    book.output(2).get_by_role("button", name="Stacks").wait_for()
-
-
-def test_reopened_without_a_kernel_the_picture_stands(
-    shown: Any, open_book: Callable[..., Any]
-) -> None:
-    shown.save()
-    shown.restart()
-    shown.output(2).get_by_role("button", name="Stacks").click()
-    shown.see(2, "Run the cell again", 30)
-    assert "20 of 100 steps" in shown.said(2)
-    shown.page.close()
-    book = open_book(shown.name, own_page=True)
-    assert "pod-2" in book.see(1, "Cluster ready", 60)
-    said = book.see(2, "20 of 100 steps", 60)
-    assert "as of" in said
-    book.page.wait_for_timeout(2000)  # by then widgets that are not there would say so
-    assert ERROR not in book.said(1) + book.said(2)
-    assert book.output(2).locator("svg.wb-plot").first.is_visible()
-    answers_under_the_pointer(book.output(2))
 
 
 # Below: the doctor's findings, with troubles of every kind.

@@ -576,7 +576,7 @@ def test_a_module_that_is_not_there_is_refused(
 ) -> None:
     monkeypatch.chdir(repository)
     with pytest.raises(ConfigError, match=words):
-        Script(**options).views.check_early(gpus=0)
+        Script(**options).views.check_early(gpus=0, ranks=1)
 
 
 @pytest.mark.parametrize(

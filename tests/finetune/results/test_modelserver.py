@@ -182,11 +182,6 @@ def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(
     server = server_of(runs[0])
     first = server.answer(A)
     assert server.pid is not None
-    wait_gone(*killed(server.pid))
-    until(
-        lambda: server.pid is None
-    )  # a process of many threads takes a moment to be gone altogether
-    assert server.answer(A).texts == first.texts  # it was seen to be gone
     threading.Timer(0.05, killed, [server.pid]).start()
     with pytest.raises(RunError, match=sentence("killed by signal", 9)):
         server.answer([Question(source="a b c d")] * 3000)

@@ -70,12 +70,19 @@ def weights(
     shaped(path, {name: [*shape] for name in names}, dtype=dtype)
 
 
-def shaped(path: Path, shapes: Mapping[str, Iterable[int]], *, dtype: str = "F32") -> None:
+def shaped(
+    path: Path,
+    shapes: Mapping[str, Iterable[int]],
+    *,
+    dtype: str = "F32",
+    masks: Iterable[str] = (),
+) -> None:
     """Write a file of safetensors with four bytes per tensor, by the tensors' shapes."""
     header = {}
     for place, (name, shape) in enumerate(shapes.items()):
         offsets = [4 * place, 4 * place + 4]
-        header[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": offsets}
+        kind = "U8" if name in masks else dtype
+        header[name] = {"dtype": kind, "shape": [*shape], "data_offsets": offsets}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * len(header)))
 
@@ -111,5 +118,8 @@ def model(folder: Path, **config: object) -> Path:
     if config.keys() & {"model_type", *LLAMA}:
         (folder / "pytorch_model.bin").write_bytes(b"\x80\x02" + bytes(9))
     else:
-        shaped(folder / "model.safetensors", llama_shapes())
+        shapes = llama_shapes()
+        if config.get("tie_word_embeddings"):
+            del shapes["lm_head.weight"]
+        shaped(folder / "model.safetensors", shapes)
     return folder

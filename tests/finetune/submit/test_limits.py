@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,15 @@ def tensors(*names: str, dtype: str = "F32", shape: tuple[int, ...] = (2, 2)) ->
     def make(folder: Path) -> None:
         folders.model(folder)
         weights(folder / "model.safetensors", names or ("a.weight",), dtype=dtype, shape=shape)
+
+    return make
+
+
+def all_tensors(*, dtype: str = "F32", masks: Sequence[str] = ()) -> Any:
+    def make(folder: Path) -> None:
+        folders.model(folder)
+        shapes = {**folders.llama_shapes(), **dict.fromkeys(masks, (2, 2))}
+        folders.shaped(folder / "model.safetensors", shapes, dtype=dtype, masks=masks)
 
     return make
 
@@ -1019,8 +1028,8 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
         ),
         {},
     ),
-    "8 bits without scales": (tensors(dtype="F8_E4M3"), {}),
-    "a mask in whole numbers": (tensors("h.0.attn.bias", dtype="U8"), {}),
+    "8 bits without scales": (all_tensors(dtype="F8_E4M3"), {}),
+    "a mask in whole numbers": (all_tensors(masks=["h.0.attn.bias"]), {}),
     "own code of a known tokenizer": (
         changed("tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.M", None]}),
         {},

@@ -139,7 +139,8 @@ def test_every_refusal_runs_wherever_its_facts_are_known(
         ),
     }
     call, known = entries[entry]
-    monkeypatch.setattr("workbench.finetune.lm_eval.evaluate.check_adapters", lambda _: None)
+    for name in ("check_adapters", "check_is_there"):
+        monkeypatch.setattr(f"workbench.finetune.lm_eval.evaluate.{name}", lambda _: None)
     rows_run.clear()
     call()
     assert set(rows_run) == needing(known)

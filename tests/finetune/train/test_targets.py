@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -384,7 +385,10 @@ def test_a_mixture_in_4_bits_is_refused_at_submit_by_plan_and_on_the_ranks(
 
 
 @pytest.mark.slow
-def test_a_plan_refuses_adapters_as_submit_and_the_ranks_do(tmp_path: Path) -> None:
+def test_a_plan_refuses_adapters_as_submit_and_the_ranks_do(
+    tmp_path: Path, forked_replies: Callable[..., Iterator[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.finetune.plan.tracing.replies", forked_replies)
     folder = folders.llama(tmp_path / "tied", tie=True)
     for names, message in (
         (["lm_head"], "tie_word_embeddings"),  # the words of submit
