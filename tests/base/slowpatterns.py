@@ -244,7 +244,7 @@ def uses() -> dict[str, Callable[[str], object]]:
     """What masks and parses foreign text."""
     from workbench.agent.ranks.records import failure_from
     from workbench.base.redact import Redactor, mask_secrets
-    from workbench.base.words import plain
+    from workbench.base.words import strip_controls
     from workbench.display.kit.logs import clean, fold
     from workbench.finetune.advice.rules import advise
     from workbench.finetune.data.wikisql.query import parse
@@ -270,7 +270,7 @@ def uses() -> dict[str, Callable[[str], object]]:
         ),
         "clean": clean,
         "fold": lambda text: fold({0: [text], 1: [text]}),
-        "plain": plain,
+        "plain": strip_controls,
         "sql": lambda text: parse(text[:20_000]),
         "advise": lambda text: advise(RunFault(kind="exit", message=text, traceback=text)),
         "failure_from": lambda text: failure_from(text, 1),

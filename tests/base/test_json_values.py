@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from workbench.base.json_values import (
-    items,
+    as_float,
+    as_int,
+    as_list,
+    as_objects,
+    as_str,
+    get_object,
     json_text,
-    number,
     numbers_of,
     parse_json,
     parse_record,
-    part,
-    parts,
     problem_in,
-    text,
-    whole,
 )
 
 LARGEST = 2**63
@@ -44,16 +44,18 @@ HALF = "\ud83d"
 def test_a_number_is_finite_and_a_whole_number_has_64_bits(
     value: object, as_whole: int | None, as_number: float | None
 ) -> None:
-    assert whole(value) == as_whole and not isinstance(whole(value), bool)
-    assert number(value) == as_number
+    assert as_int(value) == as_whole and not isinstance(as_int(value), bool)
+    assert as_float(value) == as_number
 
 
 def test_values_of_another_type_count_as_missing() -> None:
-    assert part({"a": {"b": 1}, "c": [1]}, "a") == {"b": 1}
-    assert part({"c": [1]}, "c") == part({}, "c") == {}
-    assert items([1, "a"]) == [1, "a"] and items("ab") == items({"a": 1}) == items(None) == []
-    assert parts([{"a": 1}, 2, [{"b": 1}]]) == [{"a": 1}]
-    assert text("a") == "a" and text(3) == text(None) == ""
+    assert get_object({"a": {"b": 1}, "c": [1]}, "a") == {"b": 1}
+    assert get_object({"c": [1]}, "c") == get_object({}, "c") == {}
+    assert (
+        as_list([1, "a"]) == [1, "a"] and as_list("ab") == as_list({"a": 1}) == as_list(None) == []
+    )
+    assert as_objects([{"a": 1}, 2, [{"b": 1}]]) == [{"a": 1}]
+    assert as_str("a") == "a" and as_str(3) == as_str(None) == ""
     assert numbers_of({"a": 1, "b": "2", "c": float("nan"), 4: 2.5}) == {"a": 1.0, "4": 2.5}
     assert numbers_of([1]) == {}
 

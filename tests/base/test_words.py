@@ -13,12 +13,12 @@ from workbench.base.words import (
     moment,
     number,
     percent,
-    plain,
     ratio,
     scaled,
     short_list,
     size,
-    told,
+    strip_controls,
+    truncate,
 )
 
 
@@ -59,7 +59,7 @@ def test_memory_and_counts() -> None:
 
 
 def test_plain_text_has_no_control_characters() -> None:
-    assert plain("a\r\nb\x07\u202e\x9b") == "a b���"
+    assert strip_controls("a\r\nb\x07\u202e\x9b") == "a b���"
 
 
 def test_a_small_amount_of_memory_has_mebibytes() -> None:
@@ -98,9 +98,9 @@ def test_percentages_and_ratios() -> None:
 
 
 def test_foreign_words_are_printable_and_cut() -> None:
-    assert told("a\x1b[31m\tb\n") == "a�[31m\tb\n"
-    assert told("abcdef", most=3) == "abc" and told(None) == "None"
-    assert len(told("x" * 9000)) == 4000
+    assert truncate("a\x1b[31m\tb\n") == "a�[31m\tb\n"
+    assert truncate("abcdef", most=3) == "abc" and truncate(None) == "None"
+    assert len(truncate("x" * 9000)) == 4000
 
 
 @pytest.mark.parametrize("seconds", [None, float("nan"), 1e300, float("inf")])

@@ -22,7 +22,7 @@ from workbench.base.display_protocol import load_views
 from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import make_cluster_folder
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.process import is_alive, process_start_time
 from workbench.client.run import Run
 from workbench.client.tables.history import history
@@ -122,7 +122,7 @@ def test_a_process_without_a_free_descriptor_says_that_it_cannot_tell(run: Writt
     assert "cannot be read at this moment: Too many open files" in problem
     assert alive
     with without_descriptors():
-        assert not is_alive(keeper.pid, whole(facts["start_time"]))
+        assert not is_alive(keeper.pid, as_int(facts["start_time"]))
 
 
 def test_a_run_whose_directory_is_gone_is_not_lost_while_its_keeper_lives(run: WrittenRun) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import Cluster, FineTune, Function, LocalPods, PodSpec
-from workbench.base.json_values import number
+from workbench.base.json_values import as_float
 from workbench.base.machine.seats import gpus_here
 from workbench.finetune.plan.plan import predict
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES
@@ -97,7 +97,7 @@ def _made(cluster: Cluster, hidden: int) -> Path:
 
 def _peak(run: FineTuneRun, figure: str) -> float:
     """Return the highest value of a figure in the run's events of memory."""
-    values = [number(event.data.get(figure)) for event in run.events() if event.kind == "memory"]
+    values = [as_float(event.data.get(figure)) for event in run.events() if event.kind == "memory"]
     return max((value for value in values if value is not None), default=0.0)
 
 

@@ -78,13 +78,13 @@ def problem_in(value: object) -> str:
     return "is nested too deeply"
 
 
-def part(data: Json, name: str) -> Json:
+def get_object(data: Json, name: str) -> Json:
     """Return an object within an object; an empty object for other types."""
     value = data.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
-def items(value: object) -> list[object]:
+def as_list(value: object) -> list[object]:
     """Return the entries of a list; nothing for other types."""
     match value:
         case [*several]:
@@ -92,17 +92,17 @@ def items(value: object) -> list[object]:
     return []
 
 
-def parts(value: object) -> list[Json]:
+def as_objects(value: object) -> list[Json]:
     """Return the objects of a list; [] for another type."""
-    return [one for one in items(value) if isinstance(one, Mapping)]
+    return [one for one in as_list(value) if isinstance(one, Mapping)]
 
 
-def text(value: object) -> str:
+def as_str(value: object) -> str:
     """Return a text; an empty text for other types."""
     return value if isinstance(value, str) else ""
 
 
-def number(value: object) -> float | None:
+def as_float(value: object) -> float | None:
     """Return a finite number; None for any other value."""
     match value:
         case bool():
@@ -117,10 +117,10 @@ def number(value: object) -> float | None:
 def numbers_of(value: object) -> dict[str, float]:
     """Return the finite numbers of an object, the first of very many; {} for another type."""
     pairs = itertools.islice(value.items(), _MOST_NUMBERS) if isinstance(value, Mapping) else ()
-    return {str(name): its for name, each in pairs if (its := number(each)) is not None}
+    return {str(name): its for name, each in pairs if (its := as_float(each)) is not None}
 
 
-def whole(value: object) -> int | None:
+def as_int(value: object) -> int | None:
     """Return a whole number of 64 bits; None for any other value."""
     return (
         value

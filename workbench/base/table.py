@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from workbench.base.display_protocol import Displayable, no_view, view
 from workbench.base.errors import ConfigError
-from workbench.base.words import counted, middle_cut, plain
+from workbench.base.words import middle_cut, pluralize, strip_controls
 
 if TYPE_CHECKING:
     from functools import _SingleDispatchCallable
@@ -86,11 +86,11 @@ class Grid(Displayable):
     """Text below each row, across all columns. Empty: no row has any."""
 
     def __repr__(self) -> str:
-        content = counted(len(self.rows), "row")
+        content = pluralize(len(self.rows), "row")
         titles = ", ".join(filter(None, self.columns)) or self.caption
         if titles:
             content += f": {titles}"
-        return plain(f"Grid({content})")
+        return strip_controls(f"Grid({content})")
 
 
 as_grid: _SingleDispatchCallable[Grid] = view(no_view)
@@ -123,7 +123,7 @@ def text_table(grid: Grid, width: int = 60) -> str:
         a       12
     """
     room = room_of_text()
-    titles = [plain(title) for title in grid.columns]
+    titles = [strip_controls(title) for title in grid.columns]
     cut = [title in grid.cut for title in grid.columns]
     texts = []
     for row in grid.rows:
@@ -141,7 +141,7 @@ def text_table(grid: Grid, width: int = 60) -> str:
     lines = []
     if grid.caption:
         wide = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False)
-        lines += wide.wrap(plain(grid.caption))
+        lines += wide.wrap(strip_controls(grid.caption))
     for place, shown in enumerate(_sections(grid, titles, rows, room)):
         lines += [""] if place else []
         lines += _section(grid, titles, rows, shown, room if place == 0 else 0)
@@ -154,7 +154,7 @@ def text_table(grid: Grid, width: int = 60) -> str:
 def _parts_of(cell: Cell, cut: bool) -> list[str]:
     """Return the lines of a cell: the text, and the small text beneath."""
     if isinstance(cell, Toned) and cell.beneath:
-        return [plain(cell.text), plain(cell.beneath)]
+        return [strip_controls(cell.text), strip_controls(cell.beneath)]
     return [cell_text(cell, cut)]
 
 
@@ -230,14 +230,14 @@ def cell_text(cell: Cell, cut: bool = False) -> str:
         case Marked(parts):
             words = []
             for text, marked in parts:
-                shown = plain(text)
+                shown = strip_controls(text)
                 words.append(f"[{shown}]" if marked else shown)
             return " ".join(words)
         case Bar():
             return _bar_text(cell)
         case Toned():
-            return plain(f"{cell.text} {cell.beneath}" if cell.beneath else cell.text)
-    shown = plain(cell)
+            return strip_controls(f"{cell.text} {cell.beneath}" if cell.beneath else cell.text)
+    shown = strip_controls(cell)
     return middle_cut(shown) if cut else shown
 
 

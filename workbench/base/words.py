@@ -61,7 +61,7 @@ def size(bytes_: int) -> str:
     for unit, at in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 100)):
         if bytes_ >= at:
             return f"{bytes_ / max(at, 1 << 10):.1f} {unit}"
-    return counted(bytes_, "byte")
+    return pluralize(bytes_, "byte")
 
 
 def count(value: int | None) -> str:
@@ -69,11 +69,11 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
-def counted(value: int, what: str) -> str:
+def pluralize(value: int, what: str) -> str:
     """Write how many things there are.
 
     Example:
-        >>> counted(1, "pod"), counted(1200, "row")
+        >>> pluralize(1, "pod"), pluralize(1200, "row")
         ('1 pod', '1,200 rows')
     """
     return f"{count(value)} {what if value == 1 else what + 's'}"
@@ -159,12 +159,12 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)
 
 
-def told(words: object, most: int = 4000) -> str:
+def truncate(words: object, most: int = 4000) -> str:
     """Return the words of another machine, printable and cut to `most` letters."""
     return printable(str(words)[:most])
 
 
-def plain(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Make foreign text fit for a single line, without line ends and control characters."""
     line = " ".join(text.split())
     if line.isprintable():

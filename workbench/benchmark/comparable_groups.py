@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from workbench.base.json_values import part
-from workbench.base.words import counted
+from workbench.base.json_values import get_object
+from workbench.base.words import pluralize
 from workbench.benchmark.labels import differing_options
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.finetune.techniques.registry import YARDSTICK
@@ -173,7 +173,7 @@ def _work(row: BenchmarkRow) -> dict[str, object]:
     if row.outcome is Outcome.SUCCEEDED:
         steps = row.steps
     else:
-        job = part(row.spec, "job")
+        job = get_object(row.spec, "job")
         steps = job.get("max_steps")
     return {
         "model": row.model or None,
@@ -301,9 +301,9 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     short = {}
     jobs = {}
     for key, row in firsts.items():
-        pods = counted(row.pods, "pod")
+        pods = pluralize(row.pods, "pod")
         short[key] = f"{row.technique} on {pods}"
-        jobs[key] = part(row.spec, "job")
+        jobs[key] = get_object(row.spec, "job")
     named = {}
     for key, row in firsts.items():
         # Options that tell a row from rows of the same short name come behind the name.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.files import read_json, write_json
-from workbench.base.json_values import Json, number, part, parts, text, whole
+from workbench.base.json_values import Json, as_float, as_int, as_objects, as_str, get_object
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
@@ -50,7 +50,7 @@ class FinishedRows:
         infos.sort(key=_submitted_s, reverse=True)
         self._by_place: dict[tuple[str, int], list[tuple[Path, Json]]] = defaultdict(list)
         for path, info in infos:
-            note = part(info, "benchmark")
+            note = get_object(info, "benchmark")
             if note:
                 place = _place(note)
                 self._by_place[place].append((path, note))
@@ -79,7 +79,7 @@ class FinishedRows:
         return rows
 
     def _same(self, note: Mapping[str, object]) -> list[Path]:
-        wanted = part(note, "benchmark")
+        wanted = get_object(note, "benchmark")
         runs = self._by_place.get(_place(wanted), [])
         return [path for path, its_note in runs if its_note == wanted]
 
@@ -88,7 +88,7 @@ def kept_rows(folder: Path) -> list[BenchmarkRow]:
     """Return all rows that the benchmarks of a folder have kept; none where there are none."""
     kept = read_json(folder / _KEPT)
     try:
-        return [BenchmarkRow.read(row) for row in parts(kept.get("rows"))]
+        return [BenchmarkRow.read(row) for row in as_objects(kept.get("rows"))]
     except ValueError:
         return []
 
@@ -105,13 +105,13 @@ def keep_rows(folder: Path, rows: Sequence[BenchmarkRow]) -> None:
 
 def _submitted_s(found: tuple[Path, Json]) -> float:
     _, info = found
-    return number(info.get("submitted_s")) or 0.0
+    return as_float(info.get("submitted_s")) or 0.0
 
 
 def _place(note: Json) -> tuple[str, int]:
     """Return key and number of the repeat in a benchmark's note."""
-    key = text(note.get("key"))
-    repeat = whole(note.get("repeat"))
+    key = as_str(note.get("key"))
+    repeat = as_int(note.get("repeat"))
     return key, repeat or 0
 
 

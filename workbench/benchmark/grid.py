@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Allowed, Record, Size
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.benchmark.labels import differing_options, option_words
 from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.job import Job
@@ -115,7 +115,7 @@ def make_grid(
         options = dict(varied)
         if technique is not None and "technique" in type(job).model_fields:
             options["technique"] = technique
-        parts = [f"{job.views.grid_name(options, alone=alone)} on {counted(count, 'pod')}"]
+        parts = [f"{job.views.grid_name(options, alone=alone)} on {pluralize(count, 'pod')}"]
         for option, value in varied.items():
             if len(asked.vary[option]) > 1:
                 parts += option_words(option, value, asked.vary[option])

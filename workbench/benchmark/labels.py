@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from workbench.base.words import UNKNOWN, middle_cut, plain
+from workbench.base.words import UNKNOWN, middle_cut, strip_controls
 
 _LONGEST = 40  # letters of a value
 
@@ -59,5 +59,8 @@ def _parts(value: object) -> Mapping[str, object]:
 
 def _short(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return middle_cut(plain(" ".join(_short(each) for each in value)), _LONGEST) or UNKNOWN
-    return middle_cut(plain(str(value)), _LONGEST) or UNKNOWN
+        return (
+            middle_cut(strip_controls(" ".join(_short(each) for each in value)), _LONGEST)
+            or UNKNOWN
+        )
+    return middle_cut(strip_controls(str(value)), _LONGEST) or UNKNOWN

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, user_path
-from workbench.base.json_values import Json, number, part, text, whole
+from workbench.base.json_values import Json, as_float, as_int, as_str, get_object
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.finetune.advice.rules import advise, gib_of
@@ -54,9 +54,9 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     outcome, reason = _end_of(paths, result)
     asked = _Asked.of(spec)
     # A row of a benchmark has a key in its note. The key of an ordinary run is computed.
-    note = part(info, "benchmark")
-    key = text(note.get("key"))
-    if not key and part(spec, "job"):
+    note = get_object(info, "benchmark")
+    key = as_str(note.get("key"))
+    if not key and get_object(spec, "job"):
         key = key_of(spec)
     columns = {
         **_spec_columns(spec, asked),
@@ -65,15 +65,15 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     }
     provenance = _provenance(asked, result, read_json(paths.origin))
     return BenchmarkRow(
-        name=text(info.get("id")) or run_dir.name,
+        name=as_str(info.get("id")) or run_dir.name,
         outcome=outcome,
         path=run_dir,
         title=read_label(paths).name,
         spec=spec,
         key=key,
-        repeat=whole(note.get("repeat")) or 0,
+        repeat=as_int(note.get("repeat")) or 0,
         reason=reason,
-        predicted_memory_gib=number(info.get("predicted_memory_gib")),
+        predicted_memory_gib=as_float(info.get("predicted_memory_gib")),
         provenance=provenance,
         **columns,  # type: ignore[arg-type]
     )
@@ -84,7 +84,7 @@ def skipped_row(
 ) -> BenchmarkRow:
     raw = _raw(spec)
     asked = _Asked.of(raw)
-    seed = whole(asked.job.get("seed"))
+    seed = as_int(asked.job.get("seed"))
     key = key_of(raw)
     return BenchmarkRow(
         name=key,
@@ -110,20 +110,20 @@ def key_of(spec: RunSpec | Json) -> str:
         False
     """
     raw = _raw(spec)
-    cluster = part(raw, "cluster")
-    pod = dict(part(cluster, "pods"))
+    cluster = get_object(raw, "cluster")
+    pod = dict(get_object(cluster, "pods"))
     with suppress(WorkbenchError, TypeError):
         pod = PodSpec.from_dict(pod).to_dict()
     asked = _Asked.of(raw)
     job = dict(asked.job)
     for name in job.keys() & _PATHS:
         job[name] = _absolute(job[name])
-    backend = part(cluster, "backend")
+    backend = get_object(cluster, "backend")
     work = {
         "job": job,
         "pods": asked.pods,
         "pod": pod,
-        "backend": text(backend.get("kind")) or "local",
+        "backend": as_str(backend.get("kind")) or "local",
     }
     written = json.dumps(work, sort_keys=True, default=str)
     digest = hashlib.sha256(written.encode())
@@ -148,11 +148,11 @@ class _Asked:
 
     @classmethod
     def of(cls, spec: Json) -> _Asked:
-        options = part(spec, "job")
-        cluster = part(spec, "cluster")
-        pod = part(cluster, "pods")
-        pods = whole(spec.get("pods")) or whole(cluster.get("count")) or 1
-        gpus = whole(pod.get("gpus")) or 0
+        options = get_object(spec, "job")
+        cluster = get_object(spec, "cluster")
+        pod = get_object(cluster, "pods")
+        pods = as_int(spec.get("pods")) or as_int(cluster.get("count")) or 1
+        gpus = as_int(pod.get("gpus")) or 0
         slots = max(1, gpus)
         with suppress(WorkbenchError, TypeError):
             job = job_from_dict(options)
@@ -169,7 +169,7 @@ class _Asked:
 
 def _absolute(value: object) -> object:
     # A folder is kept as an absolute path once it is submitted.
-    named = text(value)
+    named = as_str(value)
     if not named:
         return value
     with suppress(OSError, ValueError):
@@ -180,20 +180,20 @@ def _absolute(value: object) -> object:
 
 
 def _spec_columns(spec: Json, asked: _Asked) -> dict[str, object]:
-    if not part(spec, "job"):
+    if not get_object(spec, "job"):
         return {}
     columns = dict(table_columns(asked.job))
     peft = columns.pop("peft", "")
     if peft not in ("", "none"):
         technique = columns["technique"]
         columns["technique"] = f"{technique} {peft}".strip()
-    micro_batch = whole(columns.get("per_device_batch"))
-    accumulation = whole(columns.get("accumulation"))
+    micro_batch = as_int(columns.get("per_device_batch"))
+    accumulation = as_int(columns.get("accumulation"))
     if micro_batch and accumulation:
         columns["global_batch_size"] = micro_batch * accumulation * asked.ranks
     return {
         **columns,
-        "launcher": text(asked.job.get("launcher")) or "ssh",
+        "launcher": as_str(asked.job.get("launcher")) or "ssh",
         "pods": asked.pods,
         "world_size": asked.ranks,
     }
@@ -214,7 +214,7 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     for name in _MEASURED:
         columns[name] = _finite(getattr(result, name))
     for name in _OF_ANSWERS:
-        columns[name] = _finite(number(result.of_kind.get(name)))
+        columns[name] = _finite(as_float(result.of_kind.get(name)))
     derived = result.derived
     for name in _DERIVED:
         columns[name] = _finite(derived.get(name))
@@ -256,7 +256,7 @@ def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
     message = result.message
     if not message:
         stored = read_json(paths.state)
-        message = text(stored.get("message"))
+        message = as_str(stored.get("message"))
     if state is RunState.SUCCEEDED or not state.is_terminal:
         return _OUTCOMES.get(state, Outcome.RUNNING), ""
     if state is RunState.LOST:
@@ -280,14 +280,14 @@ def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
     advice = advise(fault)
     if not advice.lacked_memory:
         return {}
-    cluster = part(spec, "cluster")
-    pod = part(cluster, "pods")
+    cluster = get_object(spec, "cluster")
+    pod = get_object(cluster, "pods")
     # The free memory, else the limit in the error, else the limit of the pod.
     free_gib = gib_of(advice.free)
     if free_gib is None:
         free_gib = gib_of(advice.limit)
     if free_gib is None:
-        free_gib = number(pod.get("memory_gib"))
+        free_gib = as_float(pod.get("memory_gib"))
     return {
         "wanted_gib": gib_of(advice.asked),
         "free_gib": free_gib,
@@ -297,15 +297,15 @@ def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
 def _provenance(asked: _Asked, result: RunResult, origin: Json) -> Provenance:
     stem = result.package.removesuffix(".zip")
     package = stem.removeprefix("workbench-")
-    script = text(origin.get("script"))
+    script = as_str(origin.get("script"))
     return Provenance(
         versions=result.versions,
         device=result.device,
         devices=result.devices,
-        commit=text(origin.get("commit")),
-        seed=whole(asked.job.get("seed")),
+        commit=as_str(origin.get("commit")),
+        seed=as_int(asked.job.get("seed")),
         command=result.command,
-        data=text(origin.get("data")),
+        data=as_str(origin.get("data")),
         code=f"{package} {script}".strip(),
     )
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from workbench.base.display_protocol import Displayable, LiveDisplayable, as_page
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import is_folder, read_json, user_path
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.base.table import data_frame
-from workbench.base.words import counted, plain, short_list
+from workbench.base.words import pluralize, short_list, strip_controls
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.finished_rows import kept_rows
 from workbench.benchmark.grid import LeftOut
@@ -77,7 +77,7 @@ class BenchmarkResult(Displayable):
                 facts[name] = getattr(folded[id(row)], name)
             rows.append(facts)
         known = {name for facts in rows for name in facts}
-        jobs = [part(row.spec, "job") for row in self.rows]
+        jobs = [get_object(row.spec, "job") for row in self.rows]
         return data_frame(with_options(rows, jobs), [name for name in columns() if name in known])
 
     @property
@@ -195,15 +195,15 @@ def _of_benchmark(row: BenchmarkRow) -> bool:
     if row.path is None:
         return True
     info = read_json(RunPaths(row.path).info)
-    return bool(part(info, "benchmark"))
+    return bool(get_object(info, "benchmark"))
 
 
 def _title_of(rows: Sequence[BenchmarkRow]) -> str:
     """Name the runs, models and techniques of a report."""
     models = dict.fromkeys(row.model.rstrip("/").rpartition("/")[2] for row in rows)
-    named = [plain(model) for model in models if model]
-    techniques = dict.fromkeys(plain(row.technique) for row in rows if row.technique)
-    title = counted(len(rows), "run")
+    named = [strip_controls(model) for model in models if model]
+    techniques = dict.fromkeys(strip_controls(row.technique) for row in rows if row.technique)
+    title = pluralize(len(rows), "run")
     if named:
         title += f" of {short_list(named, _NAMED)}"
     if techniques:

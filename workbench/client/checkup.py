@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.messages.wire import ask
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.pods.backends import backend_class
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
@@ -88,6 +88,6 @@ def more_pods(spec: ClusterSpec) -> str:
         return f"how many more pods could be scheduled is not known: {error}"
     more = ""
     if table.nodes:
-        pods = counted(table.schedulable, "more pod")
+        pods = pluralize(table.schedulable, "more pod")
         more = f"{pods} like these could be scheduled now"
     return "; ".join(part for part in (more, table.note) if part)

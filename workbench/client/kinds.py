@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.jobs.registry import DEFAULT, job_class, kinds
 from workbench.rundir.paths import RunPaths
 
@@ -28,7 +28,7 @@ class NotOfThisKind(RunError, AttributeError):
 def kind_of(root: Path) -> str:
     """Return the job kind of a run directory, or "" if its specification cannot be read."""
     spec = read_json(RunPaths(root).spec)
-    job = part(spec, "job")
+    job = get_object(spec, "job")
     if not job:
         return ""
     return str(job.get("kind", DEFAULT))

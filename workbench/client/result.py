@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 from workbench.base.display_protocol import Displayable, as_page
 from workbench.base.errors import RunError, RunFailed, WorkbenchError
 from workbench.base.files import is_there, read_json, user_path, write_bytes
-from workbench.base.json_values import number
-from workbench.base.words import counted, plain, printable
+from workbench.base.json_values import as_float
+from workbench.base.words import pluralize, printable, strip_controls
 from workbench.client.kinds import class_for, missing_attribute, recipe_for
 from workbench.rundir.figures.flight import communication
 from workbench.rundir.figures.reported import facts_of_kinds
@@ -124,12 +124,12 @@ class RunResult(Displayable, ResultRecord):
         figures = {"steps": self.steps, "eval_loss": self.eval_loss}
         for name, fact in facts_of_kinds().items():
             if fact.title:
-                figures[name] = number(self.of_kind.get(name))
+                figures[name] = as_float(self.of_kind.get(name))
         figures["samples_per_s"] = self.train_samples_per_s
         measured = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
-        return plain(
+        return strip_controls(
             f"{type(self).__name__}({self.state}, {self.technique} on "
-            f"{counted(len(self.hosts), 'pod')}{measured})"
+            f"{pluralize(len(self.hosts), 'pod')}{measured})"
         )
 
     def __dir__(self) -> list[str]:

@@ -15,7 +15,7 @@ from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchEr
 from workbench.base.files import is_missing, read_text
 from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.client.kinds import class_for, missing_attribute
 from workbench.client.plot import Axis, PlotOptions, RunPlot
 from workbench.client.result import RunResult
@@ -563,7 +563,7 @@ class Run(LiveDisplayable):
 
     def __repr__(self) -> str:
         state, problem = state_or_problem(self.paths)
-        return plain(f"{type(self).__name__}({self.id}, {problem or state}, {self.path})")
+        return strip_controls(f"{type(self).__name__}({self.id}, {problem or state}, {self.path})")
 
     if not TYPE_CHECKING:  # a type checker must still find a misspelled name
 

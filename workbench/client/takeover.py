@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, records, write_json
 from workbench.base.files.locks import no_locks_there
-from workbench.base.json_values import number
+from workbench.base.json_values import as_float
 from workbench.base.messages.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, spawn_successor
@@ -112,7 +112,7 @@ def settle_handover(run: RunPaths) -> bool:
     cluster's queue. Only a live keeper can deny a run. The keeper then refuses a later request for
     the run, since the directory has a result.
     """
-    submitted_s = number(read_json(run.info).get("submitted_s"))
+    submitted_s = as_float(read_json(run.info).get("submitted_s"))
     if was_taken(run) or submitted_s is None or time.time() < submitted_s + _HANDED_S:
         return False
     if has_result(run):

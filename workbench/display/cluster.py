@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.base.files import read_json, records
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, counted, gib, moment
+from workbench.base.words import UNKNOWN, gib, moment, pluralize
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import keep_from_idling
 from workbench.display.kit.doc import Doc, Note, Table, to_bundle
@@ -61,14 +61,14 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     config = read_json(ClusterPaths(cluster.path).config)
     # An object whose `start` was never called has no files yet.
     if not config and status.phase == "starting" and status.pid is None:
-        pods = counted(cluster.spec.count, "pod")
+        pods = pluralize(cluster.spec.count, "pod")
         return ClusterView(
             phase=_NOT_STARTED,
             message=f"cluster.start() starts {pods}",
             path=str(cluster.path),
             count=cluster.spec.count,
         )
-    count = whole(config.get("count")) or 0
+    count = as_int(config.get("count")) or 0
     messages = [status.message, silence_of(cluster.path, status), _was_ready(status)]
     idle_end = ""
     if status.idle_end_s:
@@ -102,7 +102,7 @@ def _was_ready(status: ClusterStatus) -> str:
     ended = moment(status.time_s, "%Y-%m-%d %H:%M")
     if began[:10] == ended[:10]:  # the day is not repeated
         ended = ended[11:]
-    return f"ready from {began} to {ended} with {counted(len(status.pods), 'pod')}"
+    return f"ready from {began} to {ended} with {pluralize(len(status.pods), 'pod')}"
 
 
 def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:

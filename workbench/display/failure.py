@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import RunFailed, WorkbenchError
-from workbench.base.words import plain, printable
+from workbench.base.words import printable, strip_controls
 from workbench.client.result import RunResult
 from workbench.display.kit.doc import Doc, Raw
 from workbench.display.kit.logs import clean
@@ -50,16 +50,18 @@ class FaultCard(Displayable):
         fault = self.fault
         host = f" ({fault.host})" if fault.host else ""
         if fault.rank is not None:
-            return plain(f"rank {fault.rank} on {fault.pod or 'its pod'}{host} failed first")
+            return strip_controls(
+                f"rank {fault.rank} on {fault.pod or 'its pod'}{host} failed first"
+            )
         if fault.pod:
-            return plain(f"on {fault.pod}{host}")
+            return strip_controls(f"on {fault.pod}{host}")
         return "no rank is to blame"
 
     @property
     def error(self) -> str:
         """The exception or signal, in its own words."""
         kind = f"{self.fault.kind}: " if self.fault.kind else ""
-        return plain(kind + self.fault.message)
+        return strip_controls(kind + self.fault.message)
 
     @property
     def memory(self) -> list[tuple[str, str]]:
@@ -70,7 +72,7 @@ class FaultCard(Displayable):
             ("free", advice.free),
             ("in all", advice.limit),
         )
-        return [(name, plain(size)) for name, size in pairs if size]
+        return [(name, strip_controls(size)) for name, size in pairs if size]
 
     @property
     def traceback(self) -> str:
@@ -112,11 +114,11 @@ def fault_text(card: FaultCard, *, brief: bool = False) -> str:
         sizes = [f"{size} {name}" for name, size in card.memory]
         lines.append("memory: " + ", ".join(sizes))
     if card.fault.others:
-        lines.append(f"the others: {plain(card.fault.others)}")
+        lines.append(f"the others: {strip_controls(card.fault.others)}")
     if card.advice.fixes:
         lines.append("Likely fixes:")
         for place, fix in enumerate(card.advice.fixes, 1):
-            lines.append(f"  {place}. {plain(fix)}")
+            lines.append(f"  {place}. {strip_controls(fix)}")
     is_too_long = brief and card.is_long
     if card.traceback and not is_too_long:
         lines += ["", card.traceback]
@@ -128,7 +130,7 @@ def error_lines(error: WorkbenchError) -> list[str]:
     if sys.exc_info()[1] is None:  # the exception was handled: the user called %tb
         return _whole(error)
     lines = [f"{_RED}{type(error).__name__}{_PLAIN}: {printable(_words(error))}"]
-    lines += [f"  {_BOLD}{where}{_PLAIN}  {plain(line)}" for where, line in _places(error)]
+    lines += [f"  {_BOLD}{where}{_PLAIN}  {strip_controls(line)}" for where, line in _places(error)]
     return [*lines, "(%tb shows the whole traceback)"]
 
 

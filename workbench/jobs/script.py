@@ -14,7 +14,7 @@ from pydantic import Field
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, shortened, suggests
 from workbench.base.files import read_json, user_path, write_bytes, write_json
-from workbench.base.json_values import text
+from workbench.base.json_values import as_str
 from workbench.base.package import fingerprint
 from workbench.base.record import (
     Allowed,
@@ -127,8 +127,8 @@ class ScriptViews(JobViews["Script"]):
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
         """Return the cells of a script in tables: the file's name stands for the model."""
         return {
-            "model": Path(text(options.get("path"))).name,
-            "technique": text(options.get("kind")),
+            "model": Path(as_str(options.get("path"))).name,
+            "technique": as_str(options.get("kind")),
         }
 
     def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:  # noqa: ARG002

@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.package import file_digest, zip_files
 from workbench.base.redact import Redactor
-from workbench.base.words import counted, size
+from workbench.base.words import pluralize, size
 from workbench.jobs.ignore_patterns import IgnorePatterns
 
 IGNORE_FILE = ".workbenchignore"
@@ -268,7 +268,7 @@ def travelling(archive: bytes) -> str:
     """Return number and size of the files in the archive, in words."""
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         sizes = [member.file_size for member in packed.infolist()]
-    return f"the script's folder ({counted(len(sizes), 'file')}, {size(sum(sizes))})"
+    return f"the script's folder ({pluralize(len(sizes), 'file')}, {size(sum(sizes))})"
 
 
 def _rules(folder: Path) -> _Rules:

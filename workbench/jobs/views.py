@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from workbench.base.json_values import text
+from workbench.base.json_values import as_str
 
 if TYPE_CHECKING:
     from workbench.jobs.job import Job
@@ -107,8 +107,8 @@ class JobViews(Generic[J]):
         another type.
         """
         return {
-            "model": text(options.get("model")),
-            "technique": text(options.get("technique")) or text(options.get("kind")),
+            "model": as_str(options.get("model")),
+            "technique": as_str(options.get("technique")) or as_str(options.get("kind")),
         }
 
     @classmethod

@@ -15,9 +15,9 @@ from workbench.base.files import read_json, records, write_json
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.files.folders import remove_folder
 from workbench.base.files.gate import pinned_folder
-from workbench.base.json_values import parse_json, part
+from workbench.base.json_values import get_object, parse_json
 from workbench.base.messages.wire import ask
-from workbench.base.words import told
+from workbench.base.words import truncate
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.resource_limits import in_threads, start_thread
@@ -129,7 +129,7 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
             return f"{folder.name} cannot be read: {error}", {}
         match answer:
             case [[str() as problem, dict() as manifest]]:
-                return told(problem), manifest
+                return truncate(problem), manifest
         return f"{folder.name} cannot be read: {pod} does not answer in the form of an agent", {}
 
     return read
@@ -146,8 +146,8 @@ def held_checkpoint(
         return None
     info = read_json(paths.info)
     home = Path(str(info.get("cluster")))
-    parts = part(read_json(paths.held), "parts")
-    if home != cluster or any(len(part(parts, step)) != ranks for step in parts):
+    parts = get_object(read_json(paths.held), "parts")
+    if home != cluster or any(len(get_object(parts, step)) != ranks for step in parts):
         try:
             _refuse_unknown(paths)
             ask(

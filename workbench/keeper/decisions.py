@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError
-from workbench.base.json_values import Json, items, part, text, whole
+from workbench.base.json_values import Json, as_int, as_list, as_str, get_object
 from workbench.base.redact import Redactor
 from workbench.rundir.register.store import (
     Contents,
@@ -74,20 +74,20 @@ class RunDecisions:
             case DecisionKind.SUBMITTED:
                 self.pods = _names(facts)
             case DecisionKind.RESTARTED:
-                self.restart = max(self.restart, whole(facts.get("restart")) or 0)
+                self.restart = max(self.restart, as_int(facts.get("restart")) or 0)
                 self.first = self.attempt
-                self.loss = part(facts, "loss")
+                self.loss = get_object(facts, "loss")
                 self.started = False
             case DecisionKind.STAGED:
-                self.restart = max(self.restart, whole(facts.get("restart")) or 0)
+                self.restart = max(self.restart, as_int(facts.get("restart")) or 0)
                 self.pods = _names(facts) or self.pods
                 self.loss = None
                 self.started = False
-                event = part(facts, "event")
+                event = get_object(facts, "event")
                 if event:
                     self.events.append(event)
             case DecisionKind.STARTED:
-                self.restart = max(self.restart, whole(facts.get("restart")) or 0)
+                self.restart = max(self.restart, as_int(facts.get("restart")) or 0)
                 self.started = True
             case DecisionKind.BROUGHT:
                 self.brought = True
@@ -96,7 +96,7 @@ class RunDecisions:
 
 
 def _names(facts: Json) -> list[str]:
-    return [text(name) for name in items(facts.get("pods"))]
+    return [as_str(name) for name in as_list(facts.get("pods"))]
 
 
 def replay(contents: Contents) -> dict[str, RunDecisions]:

@@ -20,7 +20,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import KeptFile
 from workbench.base.redact import Redactor
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.registry import job_from_dict
 from workbench.keeper.awake import uptime_clock
@@ -131,7 +131,7 @@ class Keeper:
                     taken = "taken over from a keeper that died" if self._before is not None else ""
                     ready = len(self._fleet.pods)
                     are = "is" if ready == 1 else "are"
-                    parts = [f"{counted(ready, 'pod')} {are} ready", taken, self._fleet.shared]
+                    parts = [f"{pluralize(ready, 'pod')} {are} ready", taken, self._fleet.shared]
                     self._ready_s = now_s()
                     self._say("ready", "; ".join(filter(None, parts)))
                 self._was_ready = True

@@ -22,7 +22,7 @@ from tornado.iostream import StreamClosedError
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.messages.wire import short_path
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.client.tensorboard.board import BOARD_PATH
 from workbench.client.tensorboard.server import find_by_key
 
@@ -81,7 +81,7 @@ class _Handler(APIHandler):
             answer = await loop.run_in_executor(pool, work_on_listing)
         except (WorkbenchError, OSError) as error:
             self.set_status(409)
-            answer = {"message": plain(str(error))}
+            answer = {"message": strip_controls(str(error))}
         self.finish(json.dumps(answer))
 
     def body(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class DownloadHandler(_Handler):
         try:
             page = await loop.run_in_executor(_ACTOR, make, place)
         except (WorkbenchError, OSError) as error:
-            raise web.HTTPError(409, plain(str(error))) from error
+            raise web.HTTPError(409, strip_controls(str(error))) from error
         self.set_header("Content-Disposition", f'attachment; filename="{what}.html"')
         self.finish(page, set_content_type="text/html; charset=utf-8")
 
@@ -219,7 +219,7 @@ class ModelHandler(_Handler):
         try:
             pieces = await loop.run_in_executor(_ACTOR, listing.model, place)
         except (WorkbenchError, OSError) as error:
-            raise web.HTTPError(409, plain(str(error))) from error
+            raise web.HTTPError(409, strip_controls(str(error))) from error
         self.set_header("Content-Disposition", 'attachment; filename="model.zip"')
         self.set_header("Content-Type", "application/zip")
         with suppress(StreamClosedError):  # the client has disconnected

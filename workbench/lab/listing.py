@@ -22,7 +22,7 @@ from workbench.base.display_protocol import as_page
 from workbench.base.errors import RunError
 from workbench.base.files import records
 from workbench.base.files.gate import open_within
-from workbench.base.words import counted, gib, plain
+from workbench.base.words import gib, pluralize, strip_controls
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.cluster import Cluster
 from workbench.client.result import RunResult, card_of
@@ -131,7 +131,7 @@ class Listing:
         began = time.thread_time()
         run = self.run(name)
         view, drawings = self._view(run.root)
-        title = f"Run {plain(view.id)}"
+        title = f"Run {strip_controls(view.id)}"
         draw = partial(drawings.draw, at_once=view.state.is_terminal)
         page = RunPage(view, draw)
         html = to_page(page.doc(), title)
@@ -151,7 +151,7 @@ class Listing:
         roots = [self.run(name).root for name in dict.fromkeys(names)]
         if not 2 <= len(roots) <= _MOST_COMPARED:
             raise RunError(
-                f"{counted(len(roots), 'run')} cannot be compared; "
+                f"{pluralize(len(roots), 'run')} cannot be compared; "
                 f"tick two to {_MOST_COMPARED} runs"
             )
         # A run that is open in a tab keeps its view, which reads only what is new.
@@ -160,7 +160,7 @@ class Listing:
             view, _ = self._view(root)
             views.append(view)
         comparison = compare_views(views)
-        title = f"Comparison of {counted(len(views), 'run')}"
+        title = f"Comparison of {pluralize(len(views), 'run')}"
         runs = []
         # The list beside the page shows the same colours as the curves.
         for run in comparison.runs:
@@ -168,7 +168,7 @@ class Listing:
             runs.append(
                 {
                     "path": self._name(run.record.path),
-                    "id": plain(run.view.id),
+                    "id": strip_controls(run.view.id),
                     "what": run.name,
                     "colour": look.colour,
                     "state": run.record.state,
@@ -223,7 +223,7 @@ class Listing:
                 name.encode()
             except UnicodeEncodeError as error:
                 raise RunError(
-                    f"a zip cannot hold the file {plain(name)} of the model: "
+                    f"a zip cannot hold the file {strip_controls(name)} of the model: "
                     "the name is not UTF-8; rename the file"
                 ) from error
         return _zip(folder, files)
@@ -246,7 +246,7 @@ class Listing:
         registered(root)
         if unfinished_runs(root):
             raise RunError("the cluster has a run that has not ended; stop the run first")
-        pods = counted(len(status.pods), "pod")
+        pods = pluralize(len(status.pods), "pod")
         Cluster.attach(root).close()
         return {"message": f"the cluster is closed; {pods} stopped"}
 
@@ -278,7 +278,7 @@ class Listing:
         except (OSError, ValueError, RuntimeError):  # a NUL in it, or a circle of links
             path = Path()
         if not path.is_relative_to(self.root):
-            raise RunError(f"not a folder below {self.root}: {plain(name)}")
+            raise RunError(f"not a folder below {self.root}: {strip_controls(name)}")
         return path
 
     def _name(self, path: Path) -> str:

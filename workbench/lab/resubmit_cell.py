@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from workbench.base import entries
 from workbench.base.record import Record
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.display.kit.code import call_lines, literal, start_code, submit_code
 from workbench.pods.backends import backend_from_dict
 from workbench.rundir.paths import RunPaths
@@ -56,7 +56,7 @@ def again_code(paths: RunPaths) -> str:
     lines.insert(0, f"from workbench import {', '.join(sorted(names))}")
     imports = "\n".join(lines)
     return (
-        f"# The job of run {plain(id_of(paths))}. Change an option, then run the cell.\n"
+        f"# The job of run {strip_controls(id_of(paths))}. Change an option, then run the cell.\n"
         f"{imports}\n\n"
         f"job = {call_lines(type(job).__name__, _options(job))}\n"
         f"{end}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from workbench.base.files import read_json
-from workbench.base.json_values import part, text
-from workbench.base.words import count, counted, duration, gib, moment, number, plain
+from workbench.base.json_values import as_str, get_object
+from workbench.base.words import count, duration, gib, moment, number, pluralize, strip_controls
 from workbench.client.tensorboard.board import has_board
 from workbench.display.kit.plots.figure import look_of_run
 from workbench.jobs.registry import DEFAULT
@@ -35,8 +35,8 @@ def run_row(record: RunRecord) -> Row:
     """Return the row of a run, without the paths."""
     paths = RunPaths(record.path)
     spec = read_json(paths.spec)
-    kind = text(part(spec, "job").get("kind")) or DEFAULT
-    place = _place_words(part(spec, "cluster"))
+    kind = as_str(get_object(spec, "job").get("kind")) or DEFAULT
+    place = _place_words(get_object(spec, "cluster"))
     # A run without a name is named by its model and technique.
     details = [record.id]
     if record.name:
@@ -45,20 +45,20 @@ def run_row(record: RunRecord) -> Row:
     memory = ""
     if peak is not None:
         memory = f"peak {gib(peak)}"
-    tags = [plain(tag) for tag in record.tags]
+    tags = [strip_controls(tag) for tag in record.tags]
     row: Row = {
-        "id": plain(record.id),
-        "name": plain(record.name),
+        "id": strip_controls(record.id),
+        "name": strip_controls(record.name),
         "tags": tags,
-        "what": plain(record.name or record.trained),
-        "detail": plain(" · ".join(filter(None, details))),
-        "kind": plain(kind),
+        "what": strip_controls(record.name or record.trained),
+        "detail": strip_controls(" · ".join(filter(None, details))),
+        "kind": strip_controls(kind),
         "place": place,
         "colour": look_of_run(record.id).colour,
         "board": has_board(paths),
         "state": record.state,
         "live": record.is_live,
-        "message": plain(record.message),
+        "message": strip_controls(record.message),
         "submitted_s": record.submitted_s or 0.0,
         "share": None,
         "bar": " · ".join(_came_to(record)),
@@ -74,14 +74,14 @@ def cluster_row(paths: ClusterPaths) -> Row:
     silence = silence_of(paths.root, status)
     pods = ""
     if status.alive and status.pods:
-        pods = counted(len(status.pods), "pod")
+        pods = pluralize(len(status.pods), "pod")
     idle_end = ""
     if status.alive and status.idle_end_s is not None:
         idle_end = moment(status.idle_end_s, "%H:%M")
     return {
         "title": cluster_title(paths),
-        "phase": plain(status.phase),
-        "message": plain("; ".join(filter(None, [status.message, silence]))),
+        "phase": strip_controls(status.phase),
+        "message": strip_controls("; ".join(filter(None, [status.message, silence]))),
         "pods": pods,
         "idle_end": idle_end,
         "live": status.alive,
@@ -93,12 +93,12 @@ def cluster_title(paths: ClusterPaths) -> str:
     """Return the name that the user gave a cluster, or else its notebook, place and time."""
     name = paths.root.name
     if not _DEFAULT_NAME.fullmatch(name):
-        return plain(name)
+        return strip_controls(name)
     config = read_json(paths.config)
-    started = part(config, "started")
-    when = text(started.get("time"))[:16]
-    words = [text(started.get("notebook")), _place_words(config), when]
-    return plain(" · ".join(filter(None, words)) or name)
+    started = get_object(config, "started")
+    when = as_str(started.get("time"))[:16]
+    words = [as_str(started.get("notebook")), _place_words(config), when]
+    return strip_controls(" · ".join(filter(None, words)) or name)
 
 
 def has_words(row: Row, find: str) -> bool:
@@ -108,8 +108,8 @@ def has_words(row: Row, find: str) -> bool:
 
 def _place_words(cluster: Mapping[str, Any]) -> str:
     """Return the place of a cluster's pods in words, by the cluster's specification."""
-    kind = text(part(cluster, "backend").get("kind"))
-    return _PLACES.get(kind, plain(kind))
+    kind = as_str(get_object(cluster, "backend").get("kind"))
+    return _PLACES.get(kind, strip_controls(kind))
 
 
 def _came_to(record: RunRecord) -> Iterator[str]:

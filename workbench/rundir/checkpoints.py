@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import ConfigError
 from workbench.base.files import not_ours, read_json, records, write_json
 from workbench.base.files.folders import remove_folder
-from workbench.base.json_values import Json, items, part, whole
+from workbench.base.json_values import Json, as_int, as_list, get_object
 from workbench.base.record.tolerant import Whole
 from workbench.rundir.paths import RunPaths
 
@@ -162,9 +162,9 @@ def _here(folder: Path) -> dict[int, Places]:
 
 
 def _on_pods(paths: RunPaths) -> dict[int, Places]:
-    steps = part(read_json(paths.held), "parts")
+    steps = get_object(read_json(paths.held), "parts")
     try:
-        return {int(step): _places(part(steps, step)) for step in steps}
+        return {int(step): _places(get_object(steps, step)) for step in steps}
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{paths.held} does not name the places of the checkpoints ({error}); "
@@ -175,7 +175,7 @@ def _on_pods(paths: RunPaths) -> dict[int, Places]:
 def _places(parts: Json) -> Places:
     places = {}
     for rank, place in parts.items():
-        pod, folder = items(place)
+        pod, folder = as_list(place)
         places[int(rank)] = (str(pod), Path(str(folder)))
     return places
 
@@ -185,7 +185,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
     manifests = [manifest for _, _, manifest in parts.values()]
     size = 0
     if manifests:
-        size = whole(manifests[0].get("world_size")) or 0
+        size = as_int(manifests[0].get("world_size")) or 0
     for rank in range(size):
         if rank not in parts:
             return f"the part of rank {rank} of {size} is missing"

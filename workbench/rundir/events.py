@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
-from workbench.base.json_values import items, number, parse_record, part, text, whole
+from workbench.base.json_values import as_float, as_int, as_list, as_str, get_object, parse_record
 from workbench.base.process import RUN_MARK
 from workbench.base.table import data_frame
 
@@ -159,15 +159,15 @@ class Event:
             case float() as value:
                 return value  # may be infinite or NaN: the user must see a diverged loss
             case value:
-                return whole(value)
+                return as_int(value)
 
     def whole(self, name: str) -> int | None:
         """Return a whole number from the data. None: no whole number of the name."""
-        return whole(self.data.get(name))
+        return as_int(self.data.get(name))
 
     def text(self, name: str) -> str:
         """Return a text from the data. Empty: no text of the name."""
-        return text(self.data.get(name))
+        return as_str(self.data.get(name))
 
 
 def emit(kind: str, **data: object) -> None:
@@ -341,7 +341,10 @@ class Events:
         rows = (
             {
                 **{name: value for name, value in event.data.items() if name != "metrics"},
-                **{f"metric.{name}": value for name, value in part(event.data, "metrics").items()},
+                **{
+                    f"metric.{name}": value
+                    for name, value in get_object(event.data, "metrics").items()
+                },
                 **{"time_s": event.time_s, "rank": event.rank, "kind": event.kind},
                 **_numbers_of(event),
             }
@@ -360,8 +363,8 @@ def event_of(raw: object) -> Event | None:
     """Read the JSON form of an event. Return None if `raw` is not an event."""
     match raw:
         case {"time_s": time, "kind": str() as kind, "rank": rank, **data}:
-            time_s = number(time)
-            its_rank = whole(rank)
+            time_s = as_float(time)
+            its_rank = as_int(rank)
             if time_s is not None and its_rank == rank:
                 attempt = _counted(data.pop("attempt", None))
                 offset = _counted(data.pop("offset", None))
@@ -380,7 +383,7 @@ def event_of(raw: object) -> Event | None:
 
 def _counted(value: object) -> int | None:
     """Return a number of the journal. None: no such number."""
-    counted = whole(value)
+    counted = as_int(value)
     if counted is None or not 0 <= counted < _LARGEST_NUMBER:
         return None
     return counted
@@ -391,7 +394,7 @@ def records_in(lines: Sequence[bytes]) -> list[object]:
     lines = [line for line in lines if line.strip()]
     try:
         # A single call for all lines is twice as fast as a call per line.
-        return items(parse_record(b"[" + b",".join(lines) + b"]"))
+        return as_list(parse_record(b"[" + b",".join(lines) + b"]"))
     except ValueError:
         raws = []
         for line in lines:

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import parts, whole
+from workbench.base.json_values import as_int, as_objects
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
-from workbench.base.words import counted, told
+from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.result import RunFault
@@ -86,9 +86,9 @@ def rank_statuses(
     `own` are the ranks on the pod; None: any. Raise ValueError for a rank without a number, and for
     a rank of another pod.
     """
-    rows = parts(answer.get("ranks"))
+    rows = as_objects(answer.get("ranks"))
     for raw in rows:
-        rank = whole(raw.get("rank"))
+        rank = as_int(raw.get("rank"))
         if rank is None:
             raise ValueError(f"{pod.name} reports a rank without a number")
         if own is not None and rank not in own:
@@ -104,14 +104,14 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
         when_s = error.time_s
         error = replace(
             error,
-            kind=told(error.kind, _KIND_LETTERS),
-            message=told(error.message, _MESSAGE_LETTERS),
-            traceback=told(error.traceback[-_TRACEBACK_LETTERS:], _TRACEBACK_LETTERS),
+            kind=truncate(error.kind, _KIND_LETTERS),
+            message=truncate(error.message, _MESSAGE_LETTERS),
+            traceback=truncate(error.traceback[-_TRACEBACK_LETTERS:], _TRACEBACK_LETTERS),
             time_s=None if when_s is None else when_s - clock_offset_s,
         )
     if ended_s is not None:
         ended_s = ended_s - clock_offset_s
-    asked = told(status.asked, _KIND_LETTERS)
+    asked = truncate(status.asked, _KIND_LETTERS)
     return replace(status, ended_s=ended_s, error=error, asked=asked)
 
 
@@ -210,7 +210,7 @@ def _fold(others: Sequence[RankStatus]) -> str:
         by_message.setdefault(message, []).append(status.rank)
     clauses = []
     if lost:
-        clauses.append(f"{counted(len(lost), 'rank')} lost their peer ({_numbers(lost)})")
+        clauses.append(f"{pluralize(len(lost), 'rank')} lost their peer ({_numbers(lost)})")
     for message, ranks in by_message.items():
         clauses.append(f"also {_numbers(ranks)}: {message}")
     return "; ".join(clauses)

@@ -14,10 +14,10 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError, check_type
 from workbench.base.files import load_json, read_json
-from workbench.base.json_values import text
+from workbench.base.json_values import as_str
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import Redactor
-from workbench.base.words import counted, printable
+from workbench.base.words import pluralize, printable
 from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
 from workbench.rundir.paths import RunPaths
@@ -113,7 +113,7 @@ class Restart(TolerantRecord):
         fresh = f" ({self.fresh})" if self.fresh else ""
         how = f"went on from step {self.step}" if self.step else f"began again{fresh}"
         after = "" if self.took_s is None else f" after {self.took_s:.0f} s"
-        return f"{self.what}{at}; {how} with {counted(self.pods, 'pod')}{batch}{after}"
+        return f"{self.what}{at}; {how} with {pluralize(self.pods, 'pod')}{batch}{after}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,7 +286,7 @@ class ResultRecord(Measurements):
         """Short description of model, technique, words of the job's kind, and precision."""
         words = [self.model, self.technique]
         for name, fact in facts_of_kinds().items():
-            word = text(self.of_kind.get(name)) if fact.is_word else ""
+            word = as_str(self.of_kind.get(name)) if fact.is_word else ""
             if word != "none":
                 words.append(word)
         return " ".join(word for word in (*words, self.precision) if word)

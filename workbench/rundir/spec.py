@@ -18,7 +18,7 @@ from pydantic import Field
 
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import is_there, read_bytes
-from workbench.base.json_values import Json, parse_json, part
+from workbench.base.json_values import Json, get_object, parse_json
 from workbench.base.process import LEASE_S
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.base.redact import NAMES, Redactor
@@ -185,12 +185,12 @@ def hide_values(env: Mapping[str, object]) -> dict[str, str]:
 
 def stored(spec: Json) -> dict[str, object]:
     """Return the JSON form of a spec of any version without secrets, for files and display."""
-    cluster = part(spec, "cluster")
-    pods = part(cluster, "pods")
-    job = part(spec, "job")
+    cluster = get_object(spec, "cluster")
+    pods = get_object(cluster, "pods")
+    job = get_object(spec, "job")
     # Values of the environment may also stand in other options.
-    pod_values = _texts(part(pods, "env"))
-    job_values = _texts(part(job, "env"))
+    pod_values = _texts(get_object(pods, "env"))
+    job_values = _texts(get_object(job, "env"))
     redact = Redactor(pod_values, job_values)
     if pods:
         cluster = {**cluster, "pods": _without_values(pods)}
@@ -214,7 +214,7 @@ def _options_of(job: Json) -> set[str]:
 def _without_values(record: Json) -> Json:
     if "env" not in record:
         return record
-    hidden = hide_values(part(record, "env"))
+    hidden = hide_values(get_object(record, "env"))
     return {**record, "env": hidden}
 
 

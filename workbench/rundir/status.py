@@ -30,7 +30,7 @@ from workbench.base.files import (
     write_json,
 )
 from workbench.base.files.locks import is_locked
-from workbench.base.json_values import Json, items, text
+from workbench.base.json_values import Json, as_list, as_str
 from workbench.base.process import Process, activity, boot_id, is_alive, process_table
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import mask_secrets
@@ -62,7 +62,7 @@ _LOOK_S = 0.05
 def _read_pods(raw: object) -> list[Pod]:
     """Read pods; skip invalid entries."""
     pods = []
-    for each in items(raw):
+    for each in as_list(raw):
         with suppress(ValidationError):
             pods.append(_POD.validate_python(each))
     return pods
@@ -225,7 +225,7 @@ def run_at(path: str | Path) -> RunPaths:
 
 
 def id_of(paths: RunPaths) -> str:
-    return text(read_json(paths.info).get("id")) or paths.root.name
+    return as_str(read_json(paths.info).get("id")) or paths.root.name
 
 
 def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
@@ -328,8 +328,8 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         result = read_json(result_file(paths)) or _decided(paths, cluster_of(paths))
         raw = {**raw, **result}
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
-    hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
-    return mask_secrets(printable(text(raw.get("message")) + (f" ({hints})" if hints else "")))
+    hints = "; ".join(filter(None, [as_str(raw.get("hint")), silence]))
+    return mask_secrets(printable(as_str(raw.get("message")) + (f" ({hints})" if hints else "")))
 
 
 def unknown_words(paths: RunPaths) -> str:
@@ -361,7 +361,7 @@ def state_or_problem(
 
 def _state_in(file: Path, raw: Json) -> RunState:
     try:
-        return RunState(text(raw.get("state")))
+        return RunState(as_str(raw.get("state")))
     except ValueError:
         raise RunError(
             f"{file} has no valid state of the run; put back a whole copy, or remove {file.parent}"

@@ -14,8 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from workbench.base.json_values import number, numbers_of, whole
-from workbench.base.words import told
+from workbench.base.json_values import as_float, as_int, numbers_of
+from workbench.base.words import truncate
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.evaluations import Evaluations
 from workbench.rundir.figures.metrics import figures_of
@@ -184,7 +184,7 @@ class RunTotals:
             case EventKind.SAVED:
                 self.model_step = event.whole("step")
             case EventKind.NOTE if len(self._notes) < _MOST_NOTES:
-                self._notes.append(told(event.text("message")))
+                self._notes.append(truncate(event.text("message")))
             case EventKind.STOPPED:
                 self.stopped_step = event.whole("step")
             case EventKind.RESTARTED:
@@ -267,7 +267,7 @@ class RunTotals:
     @property
     def last_possible_step(self) -> int | None:
         """Step after which training ends. None before the start of training."""
-        return whole(self.start.get("max_steps"))
+        return as_int(self.start.get("max_steps"))
 
     @property
     def samples_per_s(self) -> float | None:
@@ -275,7 +275,7 @@ class RunTotals:
 
         The mean over all steps so far, or a script's own last rate.
         """
-        ended = number(self._end.get("train_samples_per_s"))
+        ended = as_float(self._end.get("train_samples_per_s"))
         step = self.last_step
         if ended is not None or step is None:
             return ended

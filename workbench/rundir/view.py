@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.json_values import number, text, whole
+from workbench.base.json_values import as_float, as_int, as_str
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures import metrics
@@ -72,7 +72,7 @@ class RunView:
         self.hosts: Sequence[HostSlots] = ()
         """Pods of the run, in rank order. Empty before the start."""
         info = read_json(self.paths.info)
-        self._submitted_s = number(info.get("submitted_s"))
+        self._submitted_s = as_float(info.get("submitted_s"))
         self._first_s: float | None = None
         self._seen: tuple[object, ...] = ()
         self.spec: RunSpec | None = None
@@ -128,7 +128,7 @@ class RunView:
     @property
     def world_size(self) -> int:
         """Number of ranks. 0: unknown so far."""
-        reported = whole(self.start.get("world_size"))
+        reported = as_int(self.start.get("world_size"))
         if reported is not None:
             return reported
         if self.result is not None:
@@ -226,11 +226,11 @@ class RunView:
             return
         raw = read_json(self.paths.state)
         self.state = state
-        self.hint = self._silence(state) or text(raw.get("hint")) or self._early_end()
+        self.hint = self._silence(state) or as_str(raw.get("hint")) or self._early_end()
         if state is RunState.LOST:
             self.message = message_of(self.paths, state)
         else:
-            self.message = text(raw.get("message"))
+            self.message = as_str(raw.get("message"))
 
     def _silence(self, state: RunState) -> str:
         if state.is_terminal:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from workbench.base.errors import ConfigError, RunFailed
 from workbench.base.files import is_folder
 from workbench.base.table import Grid, text_table
-from workbench.base.words import counted, duration, plain
+from workbench.base.words import duration, pluralize, strip_controls
 from workbench.verify.figures import Cannot
 from workbench.verify.pods import Pods
 from workbench.verify.row import Row
@@ -75,7 +75,7 @@ class Report:
         held, failed, cannot = self.counts.values()
         return (
             f"{text_table(Grid(columns=columns, rows=cells, right=('time',)), _WIDTH)}\n\n"
-            f"{counted(held, 'claim')} held, {failed} failed, {cannot} cannot be tried here; "
+            f"{pluralize(held, 'claim')} held, {failed} failed, {cannot} cannot be tried here; "
             f"{duration(self.took_s)}\n"
             f"{self.where}; {versions}; {when}\n"
             f"runs and logs: {self.folder}"
@@ -149,7 +149,7 @@ def try_rows(rows: Sequence[Row], pods: Pods, limit_s: float) -> list[Outcome]:
             subject=row.subject,
             claim=row.claim,
             verdict=verdict,
-            detail=plain(detail)[:_LONGEST] or "no figure",
+            detail=strip_controls(detail)[:_LONGEST] or "no figure",
             ran_on=pods.ran_on,
             seconds=time.monotonic() - began_s,
         )
@@ -188,6 +188,6 @@ def _where(pods: Pods) -> str:
     devices = "GPU" if pods.has_gpus else "CPU"
     kind = pods.main.spec.backend.get("kind")
     return (
-        f"{counted(len(pods.main.pods), 'pod')} of place {kind}, "
-        f"{counted(pods.ranks, 'rank')} on {devices}: {pods.first.name}"
+        f"{pluralize(len(pods.main.pods), 'pod')} of place {kind}, "
+        f"{pluralize(pods.ranks, 'rank')} on {devices}: {pods.first.name}"
     )

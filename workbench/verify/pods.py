@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.errors import WorkbenchError
 from workbench.base.files.private import cluster_folder
 from workbench.base.machine.seats import gpus_here
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.verify.figures import Cannot
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Pods:
         parts = []
         for device, counts in self._ran_on.items():
             *some, most = sorted(counts)
-            ranks = ", ".join([*(str(count) for count in some), counted(most, "rank")])
+            ranks = ", ".join([*(str(count) for count in some), pluralize(most, "rank")])
             parts.append(f"{ranks} on {device}")
         return "; ".join(parts)
 

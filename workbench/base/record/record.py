@@ -30,7 +30,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from workbench.base.errors import ConfigError, one_of, option_named, shortened
-from workbench.base.json_values import items, parts, problem_in
+from workbench.base.json_values import as_list, as_objects, problem_in
 from workbench.base.record.types import Allowed, Unit
 
 # Pages and forms show the docstrings. On pods this package is a zip. No program reads docstrings
@@ -288,7 +288,9 @@ def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]]
 
 def _shown(value: object) -> str:
     """Return a refused value for the message; of an object, which may hold secrets, its type."""
-    return f"a {type(value).__name__}" if parts(items(value) or [value]) else shortened(value)
+    return (
+        f"a {type(value).__name__}" if as_objects(as_list(value) or [value]) else shortened(value)
+    )
 
 
 class _TypeText(str):

@@ -16,11 +16,11 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import number, whole
+from workbench.base.json_values import as_float, as_int
 
 _TOLERANT = "tolerant"
-Number = Annotated[float, BeforeValidator(number)]
-Whole = Annotated[int, BeforeValidator(whole)]
+Number = Annotated[float, BeforeValidator(as_float)]
+Whole = Annotated[int, BeforeValidator(as_int)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

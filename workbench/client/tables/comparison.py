@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError, check_type
 from workbench.base.files import read_json
-from workbench.base.json_values import text
+from workbench.base.json_values import as_str
 from workbench.base.table import Grid, data_frame
-from workbench.base.words import UNKNOWN, middle_cut, plain
+from workbench.base.words import UNKNOWN, middle_cut, strip_controls
 from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
@@ -187,7 +187,7 @@ class RunComparison(LiveDisplayable):
 
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.runs)
-        return plain(f"RunComparison({names})")
+        return strip_controls(f"RunComparison({names})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def compare_views(views: Sequence[RunView], *, names: Sequence[str] = ()) -> Run
         )
     compared = []
     for name, record, view in zip(named, records, views, strict=True):
-        run = ComparedRun(name=plain(name), record=record, view=view)
+        run = ComparedRun(name=strip_controls(name), record=record, view=view)
         compared.append(run)
     return RunComparison(runs=tuple(compared))
 
@@ -303,7 +303,7 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
         "cpus (cluster)": cluster.pods.cores,
         "gpus (cluster)": cluster.pods.gpus,
     }
-    return {name: plain(str(value)) for name, value in flat_options(asked).items()}
+    return {name: strip_controls(str(value)) for name, value in flat_options(asked).items()}
 
 
 def _loss_of(spec: RunSpec | None) -> str:
@@ -320,7 +320,7 @@ def _work_of(spec: RunSpec | None) -> str:
 
 def _data_of(view: RunView) -> str:
     origin = read_json(view.paths.origin)
-    return text(origin.get("data"))
+    return as_str(origin.get("data"))
 
 
 def _rows_of(record: RunRecord) -> str:

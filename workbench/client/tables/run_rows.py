@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from workbench.base.files import read_json
-from workbench.base.json_values import number, part, text
+from workbench.base.json_values import as_float, as_str, get_object
 from workbench.rundir.catalog.store import RunRecord
 from workbench.rundir.figures.metric import Fact
 from workbench.rundir.figures.reported import facts_of_kinds
@@ -80,7 +80,7 @@ def with_options(
 
 def jobs_of(records: Sequence[RunRecord]) -> list[Mapping[str, object]]:
     """Return the job of every run, as in the specification."""
-    return [part(read_json(RunPaths(record.path).spec), "job") for record in records]
+    return [get_object(read_json(RunPaths(record.path).spec), "job") for record in records]
 
 
 def different_options(
@@ -147,7 +147,7 @@ def figure_of(record: RunRecord, name: str) -> object:
     fact = facts_of_kinds().get(name)
     if fact is not None and _has_column(fact):
         value = record.of_kind.get(name)
-        return text(value) if fact.is_word else number(value)
+        return as_str(value) if fact.is_word else as_float(value)
     if name not in _COLUMNS:
         return record.metrics.get(name, record.step_figures.get(name))
     figure: object = getattr(record, name)

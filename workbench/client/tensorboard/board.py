@@ -15,7 +15,7 @@ from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import BackendError, RunError
 from workbench.base.files import records
 from workbench.base.files.gate import check_regular
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.client.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
 from workbench.rundir.paths import RunPaths
 
@@ -137,7 +137,7 @@ class Board(LiveDisplayable):
         self.server.stop()
 
     def __repr__(self) -> str:
-        return plain(" ".join(self.facts))
+        return strip_controls(" ".join(self.facts))
 
     @property
     def facts(self) -> list[str]:

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from workbench.base import json_values
 from workbench.base.table import Tone
-from workbench.base.words import count, counted, duration, gib, number, percent, plain, scaled
+from workbench.base.words import (
+    count,
+    duration,
+    gib,
+    number,
+    percent,
+    pluralize,
+    scaled,
+    strip_controls,
+)
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.tables.run_table import FIGURES, Format, figure
 
@@ -85,7 +94,7 @@ COLUMNS: Sequence[Format] = (
 def value_of(row: BenchmarkRow, field: str) -> float | None:
     """Return a row's figure; None where it was not measured, or cannot be written."""
     value: float | None = getattr(row, field)
-    return None if json_values.number(value) is None else value
+    return None if json_values.as_float(value) is None else value
 
 
 def label_of(row: BenchmarkRow, name: str = "") -> str:
@@ -98,10 +107,10 @@ def label_of(row: BenchmarkRow, name: str = "") -> str:
         'tiny-t5 zero1 on 3 pods, repeat 2'
     """
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
-    where = f" on {counted(row.pods, 'pod')}" if row.pods else ""
+    where = f" on {pluralize(row.pods, 'pod')}" if row.pods else ""
     _, comma, extra = name.partition(", ")
     repeat = f", repeat {row.repeat + 1}" if row.repeat else ""
-    return plain(what + where + comma + extra + repeat)
+    return strip_controls(what + where + comma + extra + repeat)
 
 
 def why_of(row: BenchmarkRow) -> str:
@@ -109,7 +118,7 @@ def why_of(row: BenchmarkRow) -> str:
 
     Empty where all went well.
     """
-    parts = [plain(row.reason)]
+    parts = [strip_controls(row.reason)]
     if row.wanted_gib is not None:
         parts.append(f"asked for {gib(row.wanted_gib)}")
     if row.free_gib is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from workbench.base.table import DONE, Bar, Cell, Grid, Toned
-from workbench.base.words import count, counted, duration, gib, number, percent, plain
+from workbench.base.words import count, duration, gib, number, percent, pluralize, strip_controls
 from workbench.benchmark.comparable_groups import names_of
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
@@ -159,7 +159,7 @@ def _bar(progress: Progress | None) -> tuple[float, str]:
     if progress is None:
         return 0.0, "starting"
     if progress.step is None:
-        return 0.0, plain(progress.message or "starting")
+        return 0.0, strip_controls(progress.message or "starting")
     left = f", {duration(progress.eta_s)} left" if progress.eta_s is not None else ""
     if not progress.max_steps:
         return 0.0, f"{count(progress.step)} steps{left}"
@@ -267,8 +267,8 @@ class BenchmarkLive:
 
 def forecast_doc(forecast: BenchmarkForecast) -> Doc:
     """State a row of the benchmark per line, repeats together, and the sum."""
-    total = counted(len(forecast.rows), "row")
-    runs = counted(forecast.runs, "run")
+    total = pluralize(len(forecast.rows), "row")
+    runs = pluralize(forecast.runs, "run")
     grid = grid_of(
         [_row(row) for row in forecast.rows],
         _FORECAST,

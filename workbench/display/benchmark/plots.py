@@ -8,7 +8,7 @@ from itertools import cycle
 
 from markupsafe import Markup
 
-from workbench.base.words import counted, percent
+from workbench.base.words import percent, pluralize
 from workbench.benchmark.published import Published
 from workbench.benchmark.result import Report
 from workbench.display.benchmark.sheet import Line, Part, Sheet
@@ -193,7 +193,7 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
         by_pods.setdefault(line.row.pods, []).append(line)
     portions = []
     for pods, group in sorted(by_pods.items()):
-        title = counted(pods, "pod")
+        title = pluralize(pods, "pod")
         for first in range(0, len(group), _MOST_LINES):
             portion = group[first : first + _MOST_LINES]
             portions.append((title, portion))

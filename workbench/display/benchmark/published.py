@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, number, percent, plain
+from workbench.base.words import UNKNOWN, count, duration, number, percent, strip_controls
 from workbench.benchmark.published import CAVEATS, PUBLISHED, WALKTHROUGH, Published
 from workbench.display.kit.doc import Block, Items, Table
 
@@ -24,10 +24,10 @@ def published_blocks() -> list[Block]:
 
 def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
     columns: dict[str, list[str]] = {
-        "model": [plain(row.model) for row in rows],
-        "technique": [plain(row.technique) for row in rows],
+        "model": [strip_controls(row.model) for row in rows],
+        "technique": [strip_controls(row.technique) for row in rows],
         "pods": [count(row.pods) for row in rows],
-        "on each": [plain(row.device) for row in rows],
+        "on each": [strip_controls(row.device) for row in rows],
         "global batch": [count(row.global_batch) for row in rows],
         "epochs": [count(row.epochs) for row in rows],
         "duration": [duration(row.duration_s) for row in rows],
@@ -37,7 +37,7 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         "GPU memory GB": [
             "out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows
         ],
-        "note": [plain(row.note) for row in rows],
+        "note": [strip_controls(row.note) for row in rows],
     }
     # A column that a source never states becomes a word of the caption.
     titles = []
@@ -57,5 +57,5 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         rows=written,
         right=set(titles) - {"model", "technique", "on each", "note"},
         whole=set(titles) - {"note"},
-        caption=f"Published, not measured here: {plain(source)}{absent}",
+        caption=f"Published, not measured here: {strip_controls(source)}{absent}",
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.base.words import count, counted, moment
+from workbench.base.words import count, moment, pluralize
 from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.result import HTML_NAME, Report
 from workbench.benchmark.row import Outcome
@@ -136,7 +136,7 @@ def _runs(sheet: Sheet, report: Report) -> list[Block]:
 def _counts(report: Report) -> str:
     ended = Counter(row.outcome for row in report.rows)
     ends = [f"{count(ended[outcome])} {outcome}" for outcome in Outcome if ended[outcome]]
-    rows = counted(len(report.rows), "row" if report.of_benchmark else "run")
+    rows = pluralize(len(report.rows), "row" if report.of_benchmark else "run")
     return f"{rows}: {', '.join(ends)}" if ends else rows
 
 

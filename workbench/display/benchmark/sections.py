@@ -7,18 +7,18 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.base.table import Bar, Grid
 from workbench.base.words import (
     UNKNOWN,
     count,
-    counted,
     duration,
     middle_cut,
     moment,
     percent,
-    plain,
+    pluralize,
     scaled,
+    strip_controls,
 )
 from workbench.benchmark.result import Report
 from workbench.benchmark.row import BenchmarkRow
@@ -45,7 +45,7 @@ _LETTERS = 40  # of an option's value
 
 def option_blocks(sheet: Sheet) -> list[Block]:
     """Put the differing options of rows with the same kind of job side by side."""
-    jobs = [part(line.row.spec, "job") for line in sheet.lines]
+    jobs = [get_object(line.row.spec, "job") for line in sheet.lines]
     options = different_options(jobs, leave_out=_IN_RESULTS)
     if not options:
         return []
@@ -59,7 +59,7 @@ def option_blocks(sheet: Sheet) -> list[Block]:
 def _value(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " ".join(map(_value, value)) or UNKNOWN
-    return UNKNOWN if value is None else middle_cut(plain(str(value)), _LETTERS)
+    return UNKNOWN if value is None else middle_cut(strip_controls(str(value)), _LETTERS)
 
 
 def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
@@ -261,12 +261,12 @@ def _provenance_grid(sheet: Sheet, report: Report) -> Grid:
         devices = f"{count(p.devices)} x " if p.devices and p.devices > 1 else ""
         runs = UNKNOWN
         if line.row.path:
-            runs = line.row.name if len(line.rows) == 1 else counted(len(line.rows), "run")
+            runs = line.row.name if len(line.rows) == 1 else pluralize(len(line.rows), "run")
         rows.append(
             (
                 line.label,
                 moment(report.began_s_of(line.row), "%Y-%m-%d %H:%M", utc=True),
-                plain(devices + p.device) or UNKNOWN,
+                strip_controls(devices + p.device) or UNKNOWN,
                 UNKNOWN if p.seed is None else str(p.seed),
                 _cut(p.commit),
                 _cut(p.data),
@@ -280,7 +280,7 @@ def _provenance_grid(sheet: Sheet, report: Report) -> Grid:
 def _cut(fingerprints: str) -> str:
     """Return the distinguishing part of fingerprints, and whether files were changed."""
     parts = []
-    for fingerprint in plain(fingerprints).split():
+    for fingerprint in strip_controls(fingerprints).split():
         head, plus, changes = fingerprint.partition("+")
         parts.append(head[:_FINGERPRINT] + plus + changes)
     return " ".join(parts) or UNKNOWN
@@ -295,7 +295,7 @@ def _versions_words(sheet: Sheet) -> list[str]:
     for line in sheet.lines:
         pairs = []
         for name, version in line.row.provenance.versions.items():
-            pairs.append((plain(name), plain(str(version))))
+            pairs.append((strip_controls(name), strip_controls(str(version))))
         if pairs:
             versions = tuple(sorted(pairs))
             by_versions.setdefault(versions, []).append(line.number)

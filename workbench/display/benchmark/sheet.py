@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.base.json_values import whole
-from workbench.base.words import UNKNOWN, count, counted, plain
+from workbench.base.json_values import as_int
+from workbench.base.words import UNKNOWN, count, pluralize, strip_controls
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.tables.run_table import Format
@@ -42,20 +42,20 @@ class Line:
     @property
     def model(self) -> str:
         """Model name; for a folder, the end of its path."""
-        name = plain(self.row.model)
+        name = strip_controls(self.row.model)
         if name.startswith("/") and name.count("/") > 2:
             return "…/" + "/".join(name.split("/")[-2:])
         return name
 
     @property
     def technique(self) -> str:
-        return plain(self.row.technique or self.row.name)
+        return strip_controls(self.row.technique or self.row.name)
 
     @property
     def extra(self) -> str:
         """Further difference from rows of equal technique and pods; empty if there is none."""
         differences = (self.row.title, self.summary.name.partition(", ")[2])
-        return plain(", ".join(text for text in differences if text))
+        return strip_controls(", ".join(text for text in differences if text))
 
     @property
     def speed_range(self) -> tuple[float, float] | None:
@@ -105,7 +105,7 @@ class Line:
         what = self.technique
         if self.several_models and self.model:
             what = f"{self.model} {self.technique}"
-        parts = [f"{self.number}: {what}", counted(self.row.pods, "pod")]
+        parts = [f"{self.number}: {what}", pluralize(self.row.pods, "pod")]
         if self.extra:
             parts.append(self.extra)
         return ", ".join(parts)
@@ -248,7 +248,7 @@ def _part(
     same = []
     for name, value in group.same.items():
         if value is not None:
-            size = whole(value)
+            size = as_int(value)
             same.append(f"{name} {value if size is None else count(size)}")
     for one in equal:
         if group.same.get(one.title) is None:
@@ -256,11 +256,11 @@ def _part(
     apart = group.difference or ("" if first else "other work")
     heading = f"Not comparable with the first table: {apart}" if apart else "Comparable rows"
     return Part(
-        heading=plain(heading),
-        same=plain(", ".join(same)),
+        heading=strip_controls(heading),
+        same=strip_controls(", ".join(same)),
         lines=lines,
         notes=tuple(_notes(lines)),
-        difference=plain(apart),
+        difference=strip_controls(apart),
         losses=frozenset(_deciding(group)),
     )
 

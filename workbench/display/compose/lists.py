@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.files import read_json, records
-from workbench.base.json_values import part, text
-from workbench.base.words import plain
+from workbench.base.json_values import as_str, get_object
+from workbench.base.words import strip_controls
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import ENDS
 from workbench.finetune.options.model.models import hub_cache
@@ -36,13 +36,13 @@ def proposals_in(folder: Path) -> Mapping[str, Sequence[Proposal]]:
     datasets: dict[str, str] = {}
 
     def add(found: dict[str, str], value: str, origin: str) -> None:
-        if value and value == plain(value):
+        if value and value == strip_controls(value):
             found.setdefault(value, origin)
 
     # What earlier runs used comes first. The search ends in time in folders of any size.
     for run in _newest_runs(folder, end_s):
-        job = part(read_json(run.spec), "job")
-        add(models, text(job.get("model")), "of an earlier run")
+        job = get_object(read_json(run.spec), "job")
+        add(models, as_str(job.get("model")), "of an earlier run")
         dataset = job.get("dataset")
         add(datasets, _written(dataset), "of an earlier run")
         if _is_model(run.model):

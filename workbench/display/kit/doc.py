@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from workbench.base.table import Cell, Grid, cell_text, text_table
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.static import plots_png, share_glyphs
@@ -212,24 +212,24 @@ def _joined(parts: Iterable[str], between: str = "\n") -> str:
 def _text(block: Block) -> str:
     match block:
         case Heading() | Note():
-            return plain(block.text)
+            return strip_controls(block.text)
         case Table():
             return text_table(block.grid, block.width)
         case Figure():
             if not block.words:
                 return ""
-            return _joined([plain(block.title), clean(block.words)])
+            return _joined([strip_controls(block.title), clean(block.words)])
         case Items():
-            lines = [f"- {plain(line)}" for line in block.lines]
+            lines = [f"- {strip_controls(line)}" for line in block.lines]
             if block.title and block.lines:
-                lines.insert(0, plain(block.title))
+                lines.insert(0, strip_controls(block.title))
             return "\n".join(lines)
         case Code():
             text = clean(block.text).rstrip("\n")
-            return _joined([plain(block.title), text])
+            return _joined([strip_controls(block.title), text])
         case Fold():
             inside = to_text(Doc(blocks=block.blocks))
-            return "\n".join([plain(block.title), inside])
+            return "\n".join([strip_controls(block.title), inside])
         case Raw():
             return block.text
         case Contents():
@@ -256,7 +256,7 @@ def _markdown(block: Block) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", plain(text))
+    return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", strip_controls(text))
 
 
 def _fenced(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.words import count
 
 
@@ -18,12 +18,12 @@ def length_facts(lengths: Mapping[str, object]) -> list[tuple[str, str]]:
     longest = []
     facts = []
     for part in ("question", "answer"):
-        tokens = whole(lengths.get(f"longest_{part}"))
+        tokens = as_int(lengths.get(f"longest_{part}"))
         if not tokens:
             continue
         longest.append(f"{part} {count(tokens)}")
-        cut = whole(lengths.get(f"cut_{part}s"))
+        cut = as_int(lengths.get(f"cut_{part}s"))
         if cut:
-            of = count(whole(lengths.get(f"{part}s")))
+            of = count(as_int(lengths.get(f"{part}s")))
             facts.append((f"cut {part}s", f"{count(cut)} of {of}, at {count(tokens)} tokens"))
     return [("tokens of the longest texts", ", ".join(longest)), *facts]

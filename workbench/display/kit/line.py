@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from workbench.base.words import count, duration, number, plain
+from workbench.base.words import count, duration, number, strip_controls
 from workbench.rundir.totals import Progress
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
     text = ", ".join(parts)
     # A failure matters more than the speed.
     if progress.message and progress.state == "failed":
-        text = f"{parts[0]}: {plain(progress.message)}"
+        text = f"{parts[0]}: {strip_controls(progress.message)}"
     elif progress.message:
         text = f"{text}: {progress.message}"
-    return cut(plain(text), columns)
+    return cut(strip_controls(text), columns)
 
 
 class Screen:

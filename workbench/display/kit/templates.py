@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from workbench.base.table import DONE, Bar, Grid, Key, Toned, bar_parts, cell_text
-from workbench.base.words import middle_cut, plain, short_list
+from workbench.base.words import middle_cut, short_list, strip_controls
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import COLOURS
 
@@ -100,8 +100,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["plain"] = lambda text: escape(plain(text))
-    environment.filters["middle_cut"] = lambda text: escape(middle_cut(plain(text)))
+    environment.filters["plain"] = lambda text: escape(strip_controls(text))
+    environment.filters["middle_cut"] = lambda text: escape(middle_cut(strip_controls(text)))
     environment.filters["lines"] = _kept_lines
     environment.filters["key"] = _key
     environment.filters["source"] = _source
@@ -119,14 +119,14 @@ def _kept_lines(text: str) -> Markup:
     lines = []
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip(" "))
-        lines.append(" " * indent + plain(line))
+        lines.append(" " * indent + strip_controls(line))
     return escape("\n".join(lines))
 
 
 def _key(value: Key) -> str:
     match value:
         case str():
-            return plain(value)
+            return strip_controls(value)
         case None:
             return ""
     return f"{value:.12g}"
@@ -250,7 +250,7 @@ def _texts(grid: Grid, title: str) -> list[str]:
     for row in grid.rows:
         match row[place]:
             case Toned(text, _, beneath):
-                texts += [plain(text), plain(beneath)]
+                texts += [strip_controls(text), strip_controls(beneath)]
             case Bar():
                 texts.append("")
             case cell:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.base.table import Cell, Grid, Marked
-from workbench.base.words import UNKNOWN, count, counted, duration, percent
+from workbench.base.words import UNKNOWN, count, duration, percent, pluralize
 from workbench.display.kit.doc import Block, Doc, Note, Table, to_bundle
 from workbench.display.kit.live import has_widgets, put
 from workbench.display.kit.widgets import act_in_thread, heard_at_once, widget_bundle
@@ -206,7 +206,7 @@ def conversation_doc(
         turns = Grid(
             columns=("you", *conversation.names),
             rows=rows,
-            caption=f"{counted(len(rows), 'turn')} with {names}",
+            caption=f"{pluralize(len(rows), 'turn')} with {names}",
         )
         blocks.append(Table(turns, 60))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.base.json_values import number as json_number
+from workbench.base.json_values import as_float as json_number
 from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count, number, percent, scaled
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Note, Table

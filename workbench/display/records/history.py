@@ -11,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from workbench.base.table import Grid, Tone, Toned, text_table
-from workbench.base.words import UNKNOWN, count, counted, moment, percent
+from workbench.base.words import UNKNOWN, count, moment, percent, pluralize
 from workbench.client.tables.comparison import ComparisonPlot, RunComparison
 from workbench.client.tables.history import History
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
@@ -79,7 +79,7 @@ def history_doc(history: History) -> Doc:
     text = f"{text_table(first.grid, first.width)}\n{rest}"
     blocks.append(Raw(str(Markup("").join(pages)), text))
     if len(history) > _MOST_RUNS:
-        older = counted(len(history) - _MOST_RUNS, "older run")
+        older = pluralize(len(history) - _MOST_RUNS, "older run")
         note = Note(f"{older}: history()[{_MOST_RUNS}:] shows them")
         blocks.append(Raw(str(blocks_html([note]))))
     return Doc(blocks=blocks, full=True)
@@ -149,7 +149,7 @@ def runs_doc(comparison: RunComparison, *, distinct: bool = False) -> Doc:
     equal = comparison.equal_options()
     if equal.rows:
         # The text is short: it names the call that returns the rest.
-        number_of_options = counted(len(equal.rows), "equal option")
+        number_of_options = pluralize(len(equal.rows), "equal option")
         fold = Fold(number_of_options, [Table(replace(equal, caption=""))])
         blocks.append(
             Raw(
@@ -205,7 +205,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
             same.append(f"{each.title} {cell}")
     live = sum(record.is_live for record in history)
     live_runs = f", {count(live)} live" if live else ""
-    facts = [f"{counted(len(history), 'run')} below {history.folder}" + live_runs]
+    facts = [f"{pluralize(len(history), 'run')} below {history.folder}" + live_runs]
     # A live run has no message, unless its keeper is silent or its files are unreadable.
     silent = [f"{r.name or r.id}: {r.message}" for r in history if r.is_live and r.message]
     facts += silent[:_SILENT_SHOWN]

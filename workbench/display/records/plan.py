@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.table import Bar, Cell, Grid
-from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
+from workbench.base.words import UNKNOWN, count, duration, number, pluralize, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.finetune.plan.gpus import GpuTable
 from workbench.finetune.plan.memory import CPU_PROCESS_GIB
@@ -83,7 +83,7 @@ def gpus_doc(table: GpuTable) -> Doc:
     note = (
         "Predicted, with a tenth of the memory to spare; micro-batch "
         f"{job.per_device_train_batch_size}. A pod has up to "
-        f"{counted(table.gpus_on_pod, 'GPU')}{limit}. The technique is the one that "
+        f"{pluralize(table.gpus_on_pod, 'GPU')}{limit}. The technique is the one that "
         "sends least over the network of those that fit; plan(job, …) shows them all."
     )
     grid = Grid(
@@ -161,7 +161,7 @@ def _measured(table: PlanTable) -> list[str]:
     if not ran:
         return []
     notes = [
-        f"Measured: {counted(ran[0].steps, 'step')} of every technique that fits, on the rows of "
+        f"Measured: {pluralize(ran[0].steps, 'step')} of every technique that fits, on the rows of "
         "the job. Rows/s leave out the first step. The time of the job is its number of steps at "
         "the measured speed, without loading, evaluations and checkpoints."
     ]
@@ -256,7 +256,7 @@ def _verdict(table: PlanTable) -> str:
         return f"No verdict without a limit; {need}"
     fits = [row for row in planned if row.fit in ("fits", "tight")]
     into = (
-        f"{count(len(fits))} of {counted(len(table.rows), 'technique')} "
+        f"{count(len(fits))} of {pluralize(len(table.rows), 'technique')} "
         f"fit into {' and '.join(limits)}"
     )
     best = table.cheapest
@@ -297,11 +297,11 @@ def _what(table: PlanTable) -> str:
     spread = {row.gpus_on_pod for row in table.rows if row.gpus_on_pod > row.ranks == 1}
     for gpus in spread:
         what.append(
-            f"single with its layers over {counted(gpus, 'GPU')}, the fullest of which is shown"
+            f"single with its layers over {pluralize(gpus, 'GPU')}, the fullest of which is shown"
         )
     return (
         f"Predicted for {table.model} ({scaled(table.parameters)} parameters, "
-        f"{scaled(table.trained)} trained) on {counted(table.pods, 'pod')}; "
+        f"{scaled(table.trained)} trained) on {pluralize(table.pods, 'pod')}; "
         f"micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens{allowed}, "
         + ", ".join(what)
     )

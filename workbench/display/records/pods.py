@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from workbench.base.table import Cell, Grid, Tone, Toned
-from workbench.base.words import UNKNOWN, counted, duration, gib, number
+from workbench.base.words import UNKNOWN, duration, gib, number, pluralize
 from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
@@ -67,7 +67,7 @@ def _checks(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
 
 
 def _caption(diagnosis: Diagnosis) -> str:
-    hosts = counted(len(diagnosis.hosts), "host")
+    hosts = pluralize(len(diagnosis.hosts), "host")
     bad = sum(not host.ok for host in diagnosis.hosts)
     if bad:
         verdict = f"{bad} of {hosts} cannot be relied on"
@@ -101,7 +101,7 @@ def _sizes(exchange: Exchange) -> Grid:
         columns=("all-reduce of", "takes", "bus bandwidth"),
         rows=rows,
         right={"all-reduce of", "takes", "bus bandwidth"},
-        caption=f"Between {counted(ranks, 'rank')} on {counted(exchange.pods, 'pod')}, by"
+        caption=f"Between {pluralize(ranks, 'rank')} on {pluralize(exchange.pods, 'pod')}, by"
         f" {_ways(exchange)}",
     )
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.base.json_values import number as json_number
+from workbench.base.json_values import as_float as json_number
 from workbench.base.table import facts, text_table
 from workbench.base.words import (
     UNKNOWN,
     count,
-    counted,
     duration,
     gib,
     number,
     percent,
-    plain,
+    pluralize,
     scaled,
     short_list,
     size,
+    strip_controls,
 )
 from workbench.client.result import RunResult
 from workbench.display.failure import card_of, fault_doc
@@ -93,7 +93,7 @@ def _rows(result: RunResult) -> Sequence[tuple[str, str]]:
     if not isinstance(result, FineTuneResult):
         return ()
     return [
-        ("not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
+        ("not read", strip_controls(short_list(result.not_read, 20)) if result.not_read else ""),
         ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
         *length_facts(result.text_lengths),
         (
@@ -108,7 +108,7 @@ def _step_figures(result: RunResult) -> str:
     for column in columns_of([result.metrics], [result.step_figures]):
         if column.in_tables and column.key.startswith("step."):
             figures.append(f"{column.title} {column.write(column.values[0])}")
-    return plain(", ".join(figures))
+    return strip_controls(", ".join(figures))
 
 
 def _adapters(result: RunResult) -> str:
@@ -121,7 +121,7 @@ def _outputs(result: RunResult) -> str:
     if result.output_files is None:
         return ""
     return (
-        f"{counted(result.output_files, 'file')}, "
+        f"{pluralize(result.output_files, 'file')}, "
         f"{size(result.output_bytes or 0)}, that the script wrote"
     )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from workbench.base.table import Grid, Marked, facts
-from workbench.base.words import count, percent, plain, short_list
+from workbench.base.words import count, percent, short_list, strip_controls
 from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.finetune.plan.reading import RowPreview
 
@@ -22,7 +22,7 @@ def rows_doc(preview: RowPreview) -> Doc:
     if not preview.is_all:
         some = ", the first of the hub"
         first = " among the first rows of the hub"
-    not_read = plain(short_list(preview.not_read, _NAMES)) if preview.not_read else "none"
+    not_read = strip_controls(short_list(preview.not_read, _NAMES)) if preview.not_read else "none"
     pairs = [
         ("rows to train on", count(preview.train_rows) + some),
         ("rows to evaluate on", count(preview.eval_rows)),

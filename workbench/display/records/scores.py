@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, number, plain
+from workbench.base.words import UNKNOWN, count, number, strip_controls
 from workbench.display.kit.doc import Doc, Note, Table
 from workbench.finetune.lm_eval.scores import Score, Scores
 
@@ -11,7 +11,7 @@ _DIRECTIONS = {"greater": "↑ higher is better", "less": "↓ lower is better"}
 
 
 def scores_doc(scores: Scores) -> Doc:
-    note = plain(f"lm-eval {scores.lm_eval}, evaluated by run {scores.run_id}")
+    note = strip_controls(f"lm-eval {scores.lm_eval}, evaluated by run {scores.run_id}")
     return Doc(blocks=[Table(scores_grid(scores)), Note(note)])
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workbench.base.json_values import items, part, text, whole
-from workbench.base.json_values import number as json_number
+from workbench.base.json_values import as_float as json_number
+from workbench.base.json_values import as_int, as_list, as_str, get_object
 from workbench.base.words import (
     UNKNOWN,
     count,
-    counted,
     duration,
     gib,
     middle_cut,
     number,
     percent,
-    plain,
+    pluralize,
     short_list,
+    strip_controls,
 )
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
@@ -59,12 +59,12 @@ class RunFacts:
         label = read_label(view.paths)
         ended = view.state.is_terminal
         # Texts of files may come from a stranger: they are made fit for a line.
-        self.run_id = plain(view.id)
-        self.name = plain(label.name)
-        self.note = plain(label.note)
+        self.run_id = strip_controls(view.id)
+        self.name = strip_controls(label.name)
+        self.note = strip_controls(label.note)
         self.state = view.state
-        self.message = plain(view.message)
-        self.hint = plain(view.hint)
+        self.message = strip_controls(view.message)
+        self.hint = strip_controls(view.hint)
         """A passing remark: silence of a pod, no step for a while; empty where all is well."""
         self.head = _head(view)
         """Names and values of model, technique, hosts, global batch and time."""
@@ -86,7 +86,7 @@ class RunFacts:
         step, without a kill."""
         self.panel_metrics = job.views.panel_metrics if job else ()
         """Names of the job's own metrics."""
-        self.open_plots = [plain(plot_title(name)) for name in self.panel_metrics[:_OPEN]]
+        self.open_plots = [strip_controls(plot_title(name)) for name in self.panel_metrics[:_OPEN]]
         """Titles of unfolded plots besides the first."""
         self.has_only_log = job is not None and not job.traits.events
         """Whether the ranks send no state events, so that the log is the only news of the run."""
@@ -112,7 +112,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("model", middle_cut(view.result.model, 40)))
         pairs.append(("technique", view.result.technique))
     pairs.append(("hosts", _hosts(view)))
-    rows_per_step = whole(view.start.get("global_batch_size"))
+    rows_per_step = as_int(view.start.get("global_batch_size"))
     if view.batch:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
     elif rows_per_step is not None:
@@ -125,12 +125,12 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("rows with an empty answer", count(empty)))
     if overlap:
         pairs.append(("evaluation rows that are training rows too", count(overlap)))
-    pairs += length_facts(part(view.start, "text_lengths"))
+    pairs += length_facts(get_object(view.start, "text_lengths"))
     if view.elapsed_s is not None:
         is_over = view.state.is_terminal
         time = duration(view.elapsed_s) if is_over else _ticking(view.elapsed_s)
         pairs.append(("time", time))
-    return [(name, plain(text)) for name, text in pairs if text]
+    return [(name, strip_controls(text)) for name, text in pairs if text]
 
 
 def _of_rows(view: RunView) -> tuple[list[str], int, int]:
@@ -139,9 +139,9 @@ def _of_rows(view: RunView) -> tuple[list[str], int, int]:
     Before the ranks report, as submitted.
     """
     known = view.start if "not_read" in view.start else view.submitted_rows
-    not_read = [text(name) for name in items(known.get("not_read"))]
-    empty = whole(known.get("empty_answers"))
-    overlap = whole(known.get("overlap"))
+    not_read = [as_str(name) for name in as_list(known.get("not_read"))]
+    empty = as_int(known.get("empty_answers"))
+    overlap = as_int(known.get("overlap"))
     return not_read, empty or 0, overlap or 0
 
 
@@ -181,14 +181,14 @@ def _bar(view: RunView, progress: Progress) -> str:
         words = {"starting ranks": "starting ranks; each imports torch and transformers first"}
         words["training"] = "the first step" if stage == stages else "setting up the optimizer"
         phase = doing or view.message
-        return plain(f"start, {stage} of {stages}: {words.get(phase, phase)}")
+        return strip_controls(f"start, {stage} of {stages}: {words.get(phase, phase)}")
     if view.state.is_terminal:
         parts.append(str(view.state))
     elif doing and doing != "training":
         parts.append(doing)
     if not parts:
         parts.append(view.message or str(view.state))
-    return plain(" · ".join(parts))
+    return strip_controls(" · ".join(parts))
 
 
 def _phases(view: RunView) -> Sequence[str]:
@@ -278,7 +278,7 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
         highest = peaks.get(address) or max(known, default=None)
         peak = f"peak {gib(highest)}" if highest is not None else ""
         sizes = ", ".join(part for part in (now, peak) if part)
-        pairs.append((plain(view.pod_name(address)), sizes or UNKNOWN))
+        pairs.append((strip_controls(view.pod_name(address)), sizes or UNKNOWN))
     return pairs
 
 
@@ -293,7 +293,7 @@ def _receipt(view: RunView, *, alone: bool) -> list[str]:
         lines.append(_pods_left(view))
     lines.append(_files_left(view))
     if alone:
-        return [plain(line) for line in lines]
+        return [strip_controls(line) for line in lines]
     has_checkpoint = _is_there(view.paths.checkpoints) or view.paths.held.exists()
     if view.state is not RunState.SUCCEEDED and has_checkpoint:
         lines.append(
@@ -301,7 +301,7 @@ def _receipt(view: RunView, *, alone: bool) -> list[str]:
         )
     if _is_there(view.paths.tensorboard):
         lines.append("TensorBoard: run.tensorboard() opens it below a cell")
-    return [plain(line) for line in lines]
+    return [strip_controls(line) for line in lines]
 
 
 def _ranks_left(view: RunView) -> str:
@@ -317,7 +317,7 @@ def _ranks_left(view: RunView) -> str:
 
 
 def _pods_left(view: RunView) -> str:
-    pods = counted(len(view.hosts), "pod")
+    pods = pluralize(len(view.hosts), "pod")
     if view.cluster_phase in ("ready", "starting"):
         return f"Pods: {pods} kept; the cluster is {view.cluster_phase} for the next run"
     state = "being stopped" if view.cluster_phase == "closing" else "stopped"

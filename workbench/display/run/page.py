@@ -19,14 +19,14 @@ from workbench.base.table import facts as fact_table
 from workbench.base.words import (
     UNKNOWN,
     count,
-    counted,
     duration,
     gib,
     moment,
     number,
     percent,
-    plain,
+    pluralize,
     short_list,
+    strip_controls,
 )
 from workbench.client.result import Card, Recipe
 from workbench.client.run import Run
@@ -80,7 +80,7 @@ def run_doc(run: Run) -> Doc:
     try:
         return run_view_doc(RunView(run.path))
     except RunError as error:
-        return Doc(blocks=[Note(plain(str(error)))])
+        return Doc(blocks=[Note(strip_controls(str(error)))])
 
 
 def run_view_doc(view: RunView, *, alone: bool = False) -> Doc:
@@ -171,7 +171,7 @@ class RunPage:
         curves = self._view.curves
         drawn: list[tuple[str, str]] = []
         for name in self._plot_names()[:_MOST_PLOTS]:
-            title = plain(plot_title(name))
+            title = strip_controls(plot_title(name))
             several = [curves[each] for each in curves_of(name) if each in curves]
             points = [(curve.begun, len(curve)) for curve in several]
             svg = ""
@@ -206,8 +206,10 @@ class RunPage:
         parts = []
         names = self._plot_names()[_MOST_PLOTS:]
         if names:
-            named = short_list([plain(name) for name in names], _MOST_NAMED)
-            parts.append(f"{counted(len(names), 'more figure')}, drawn by run.plot(NAME): {named}")
+            named = short_list([strip_controls(name) for name in names], _MOST_NAMED)
+            parts.append(
+                f"{pluralize(len(names), 'more figure')}, drawn by run.plot(NAME): {named}"
+            )
         if self._view.totals.has_more_figures:
             parts.append(f"figures after the first {MOST_FIGURES} are in run.events() only")
         return "; ".join(parts)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, counted
+from workbench.base.words import UNKNOWN, pluralize
 from workbench.display.kit.doc import Block, Code, Fold, Note, Table
 from workbench.display.kit.logs import clean, ranks_word
 
@@ -81,7 +81,7 @@ def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
         blocks.append(Note(waiting, "caution"))
     more = lines[_MOST_LINES:]
     if more:
-        blocks.append(Fold(counted(len(more), "more line"), [Table(_grid(more))]))
+        blocks.append(Fold(pluralize(len(more), "more line"), [Table(_grid(more))]))
     frames = [
         Code(text, f"rank {ranks_word(ranks, len(stacks))}") for text, ranks in ranks_with.items()
     ]

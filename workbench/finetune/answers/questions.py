@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
-from workbench.base.json_values import part, whole
+from workbench.base.json_values import as_int, get_object
 from workbench.finetune.data.column_checks import check_media
 from workbench.finetune.data.columns import outer_columns, value_of
 from workbench.finetune.data.forms.asked import question_of, turns_before
@@ -52,7 +52,7 @@ class Question(Example):
 def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list[Question]:
     own = _OwnRows(paths)
     if rows is None:
-        limit = whole(job_options(paths).get("predict_rows")) or 0
+        limit = as_int(job_options(paths).get("predict_rows")) or 0
         first = list(islice(own.evaluation(), limit if limit > 0 else _DEFAULT_ROWS))
         if not first and own.is_plain:
             raise RunError(
@@ -89,7 +89,7 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
     """Return the options of a run's job as sent to the pods, or an empty mapping if unknown."""
-    return part(read_json(paths.job), "job")
+    return get_object(read_json(paths.job), "job")
 
 
 class _OwnRows:
@@ -101,7 +101,7 @@ class _OwnRows:
     @property
     def columns(self) -> Mapping[str, str]:
         """Columns of the dataset's rows by field, if the job named them."""
-        columns = part(part(job_options(self._paths), "dataset"), "columns")
+        columns = get_object(get_object(job_options(self._paths), "dataset"), "columns")
         return {field: str(named) for field, named in columns.items()}
 
     def evaluation(self) -> Iterator[Question]:

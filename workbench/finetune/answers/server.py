@@ -26,7 +26,7 @@ from workbench.base.child import (
 from workbench.base.errors import DiskFull, RunError, require_package
 from workbench.base.files import load_json, read_json, records
 from workbench.base.files.gate import check_regular
-from workbench.base.json_values import part, whole
+from workbench.base.json_values import as_int, get_object
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
@@ -291,13 +291,13 @@ def _digest(path: Path, _size: int, _time_ns: int) -> str:
 def _longest_answer(paths: RunPaths) -> int:
     """Return the tokens of the longest answer that the model learned; 0: unknown."""
     result = read_json(result_file(paths))
-    return whole(part(result, "text_lengths").get("longest_answer")) or 0
+    return as_int(get_object(result, "text_lengths").get("longest_answer")) or 0
 
 
 def _check_shards(paths: RunPaths) -> None:
     """Raise RunError if an index of weights names files outside its folder."""
     for index in records.files_in(paths.model, "*.index.json"):
-        shards = part(load_json(index), "weight_map").values()
+        shards = get_object(load_json(index), "weight_map").values()
         for shard in shards:
             if isinstance(shard, str) and PurePath(shard).name == shard:
                 continue

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import parse_json
-from workbench.base.words import counted, plain
+from workbench.base.words import pluralize, strip_controls
 from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.forms.marks import (
     is_good,
@@ -321,7 +321,7 @@ class RowTally:
         if self.empty_rows and not self._drop_empty:
             every = self.rows + self.empty_rows
             raise ConfigError(
-                f"{self._first_empty}; {self.empty_rows} of {counted(every, 'row')} "
+                f"{self._first_empty}; {self.empty_rows} of {pluralize(every, 'row')} "
                 f"{'has' if self.empty_rows == 1 else 'have'} an empty field that is needed. Fill "
                 "the field, or leave out rows with an empty question or answer: add 'drop_empty': "
                 "True to the dataset's options"
@@ -350,7 +350,7 @@ class RowTally:
         for tally in (self, *others):
             there |= tally._there
             read |= tally._read
-        return [plain(name)[:_LETTERS] for name in there if name not in read]
+        return [strip_controls(name)[:_LETTERS] for name in there if name not in read]
 
     def check_ignored(self, *others: RowTally) -> None:
         """Raise ConfigError if an ignored column is in no row."""
@@ -376,14 +376,14 @@ class RowTally:
         """Raise ConfigError if half of the rows or more have an empty answer."""
         if self.empty_answers and 2 * self.empty_answers >= self.rows:
             raise ConfigError(
-                f"{what}: {self.empty_answers} of {counted(self.rows, 'row')} have an empty "
+                f"{what}: {self.empty_answers} of {pluralize(self.rows, 'row')} have an empty "
                 "answer, so a model would learn to answer nothing. Fill the answers, leave the "
                 "rows out, or name the column of the answers with columns={…}"
             )
         for remark, count in self.remarks.items():
             if 2 * count >= self.rows:
                 raise ConfigError(
-                    f"{what}: {count} of {counted(self.rows, 'row')} have {remark}. Leave these "
+                    f"{what}: {count} of {pluralize(self.rows, 'row')} have {remark}. Leave these "
                     "rows out"
                 )
 
@@ -405,7 +405,7 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     if left_out:
         remarks[_EMPTY] = left_out
     for mark, count in (train.marked + evaluation.marked).items():
-        remarks[f"the mark {plain(mark)!r} not to learn the row {LEFT_OUT}"] = count
+        remarks[f"the mark {strip_controls(mark)!r} not to learn the row {LEFT_OUT}"] = count
     return Written(
         *counts,
         not_read=train.not_read(evaluation),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import number
+from workbench.base.json_values import as_float
 from workbench.finetune.data.lines import Fields, short
 
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -128,7 +128,7 @@ def _filled(row: Mapping[str, object], template: str, what: str, *, is_answer: b
                 "a column, and {{ or }} for a brace"
             )
         value = value_of(row, name, f"{what} in {template!r}:", is_answer=is_answer)
-        if number(value) is not None:
+        if as_float(value) is not None:
             return json.dumps(value)
         if not isinstance(value, str):
             raise ConfigError(
@@ -141,4 +141,4 @@ def _filled(row: Mapping[str, object], template: str, what: str, *, is_answer: b
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) or number(value) is not None
+    return isinstance(value, str) or as_float(value) is not None

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from workbench.base.errors import ConfigError
 from workbench.base.files.gate import open_within
-from workbench.base.json_values import number, parse_json
+from workbench.base.json_values import as_float, parse_json
 from workbench.finetune.data.decompress import open_rows
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -132,7 +132,7 @@ class Fields:
         A text of white space alone is empty.
         """
         value = self.get(key) if needed else self.data.get(key)
-        if number(value) is not None:
+        if as_float(value) is not None:
             value = json.dumps(value)
         if value is not None and self.words(key, value):
             return str(value)

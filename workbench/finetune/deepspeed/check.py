@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.base.redact import mask_secrets
 from workbench.finetune.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.finetune.deepspeed.kinds import check_kinds
@@ -80,7 +80,7 @@ def check(
     check_form(config, source)
     check_done(config, source)
     _check_secrets(config, source)
-    zero = part(config, "zero_optimization")
+    zero = get_object(config, "zero_optimization")
     technique_of(job.technique).refuse_config(config, source)
     _check_stage_3(zero, world_size, source)
     _check_companions(config, source)
@@ -95,7 +95,7 @@ def check(
 
 def check_form(config: Mapping[str, object], source: str) -> None:
     """Raise ConfigError for unknown or removed keys, and for values of the wrong kind."""
-    zero = part(config, "zero_optimization")
+    zero = get_object(config, "zero_optimization")
     for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
         for key in keys:
             if key in removed:
@@ -109,7 +109,7 @@ def value_at(config: Mapping[str, object], key: str) -> object:
     """Return the value at `section.key` of a configuration; None if missing."""
     *sections, name = key.split(".")
     for section in sections:
-        config = part(config, section)
+        config = get_object(config, section)
     return config.get(name)
 
 
@@ -143,7 +143,7 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
 
 def _check_companions(config: Mapping[str, object], source: str) -> None:
     """Raise ConfigError for a section without effect because another key is missing."""
-    logger = part(config, "comms_logger")
+    logger = get_object(config, "comms_logger")
     if logger.get("enabled") is True and logger.get("verbose") is not True:
         raise ConfigError(
             f"{source}: comms_logger.enabled is true, and the trainer does not call "
@@ -190,7 +190,7 @@ def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source:
 def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     if "optimizer" not in config:
         return
-    block = part(config, "optimizer")
+    block = get_object(config, "optimizer")
     kind = str(block.get("type", "")).lower()
     if kind in REMOVED_OPTIMIZERS:
         raise ConfigError(
@@ -212,7 +212,7 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
         raise ConfigError(
             f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'"
         )
-    for key in part(block, "params"):
+    for key in get_object(block, "params"):
         if key not in _PARAMS.get(job.optimizer, (key,)):
             raise ConfigError(
                 f"{source}: optimizer.params.{key} has no effect on optimizer '{job.optimizer}', "
@@ -230,7 +230,7 @@ def _check_muon(config: Mapping[str, object], job: FineTuneOptions, source: str)
             f"{source}: scheduler sets one learning rate for all weights, and adam_learning_rate "
             f"is {rate!r}; remove scheduler and use lr_scheduler_type, or drop adam_learning_rate"
         )
-    zero = part(config, "zero_optimization")
+    zero = get_object(config, "zero_optimization")
     for key in _MOVES_MATRICES:
         if zero.get(key) is True:
             raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_there, read_given, user_path
-from workbench.base.json_values import Json, parse_json, part, text
+from workbench.base.json_values import Json, as_str, get_object, parse_json
 from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, own_options, value_at
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.methods.registry import method_of
@@ -104,7 +104,7 @@ def on_base(job: _Options) -> _Options:
             "continue to train them, or merge them into their base first (run.merge)"
         )
     config = _adapters(folder)
-    kind = text(config.get("peft_type")) or _KIND
+    kind = as_str(config.get("peft_type")) or _KIND
     if kind != _KIND:
         raise ConfigError(
             f"{folder / ADAPTERS} has peft_type {shortened(kind)}, and FineTune continues adapters "
@@ -142,7 +142,7 @@ def on_base(job: _Options) -> _Options:
 
 def _adapters(folder: Path) -> Json:
     try:
-        return part({"config": parse_json(read_given(folder / ADAPTERS))}, "config")
+        return get_object({"config": parse_json(read_given(folder / ADAPTERS))}, "config")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the adapters in {folder} cannot be gone on with: {ADAPTERS} is unreadable"
@@ -150,7 +150,7 @@ def _adapters(folder: Path) -> Json:
 
 
 def _base_of(folder: Path, config: Json) -> str:
-    base = text(config.get("base_model_name_or_path"))
+    base = as_str(config.get("base_model_name_or_path"))
     try:
         model_kind(base)
     except ConfigError as error:
@@ -163,7 +163,7 @@ def _base_of(folder: Path, config: Json) -> str:
 
 
 def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
-    seed = text(config.get("revision")).removeprefix("seed-")
+    seed = as_str(config.get("revision")).removeprefix("seed-")
     if base not in (TINY_T5, TINY_LLAMA) or not seed.isdigit() or int(seed) == job.seed:
         return job.seed
     if "seed" in job.model_fields_set:
@@ -175,8 +175,8 @@ def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
 
 
 def _revision_of(job: FineTuneOptions, base: str, config: Json) -> str | None:
-    made = text(config.get("revision"))
-    of_base = base == text(config.get("base_model_name_or_path"))
+    made = as_str(config.get("revision"))
+    of_base = base == as_str(config.get("base_model_name_or_path"))
     if not made or not of_base or base in (TINY_T5, TINY_LLAMA) or is_there(user_path(base)):
         return job.model_revision
     if job.model_revision not in (None, made):
@@ -234,7 +234,7 @@ def _values(
     communication = config.get("communication_data_type")
     # Values of the job that the JSON decides under other names.
     values: dict[str, object] = {
-        "technique": _technique(part(config, "zero_optimization")),
+        "technique": _technique(get_object(config, "zero_optimization")),
         "precision": _number_format(config),
         "communication": communication if communication in get_args(Communication) else None,
         "optimizer": optimizer,

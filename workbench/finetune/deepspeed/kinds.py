@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.base.errors import ConfigError, one_of, shortened
-from workbench.base.json_values import number
+from workbench.base.json_values import as_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,12 @@ def _is_text(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     # DeepSpeed accepts 5e8, a float in JSON.
-    amount = number(value)
+    amount = as_float(value)
     return amount is not None and amount.is_integer() and abs(amount) <= 2**63
 
 
 def _at_least(least: float, value: object) -> bool:
-    amount = number(value)
+    amount = as_float(value)
     return amount is not None and amount >= least
 
 
@@ -154,7 +154,7 @@ KINDS = {
     "size": Kind(
         "a whole number, 1 or more", lambda value: _is_whole(value) and _at_least(1, value)
     ),
-    "number": Kind("a number", lambda value: number(value) is not None),
+    "number": Kind("a number", lambda value: as_float(value) is not None),
     "positive": Kind("a number, 0 or more", lambda value: _at_least(0, value)),
     "share": Kind(
         "a number from 0 to 1",
@@ -163,7 +163,7 @@ KINDS = {
     "text": Kind("text", _is_text),
     "texts": Kind("a list of texts", lambda value: _is_list(value, _is_text)),
     "numbers": Kind(
-        "a list of numbers", lambda value: _is_list(value, lambda each: number(each) is not None)
+        "a list of numbers", lambda value: _is_list(value, lambda each: as_float(each) is not None)
     ),
     "object": Kind("an object", lambda value: isinstance(value, Mapping)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 
 _OWN_CHECKPOINTS = "checkpoints are the workbench's own: use save_steps and resume"
 _OWN_ROWS = (
@@ -88,7 +88,7 @@ def check_done(config: Mapping[str, object], source: str) -> None:
         *sections, name = path.split(".")
         within = config
         for section in sections:
-            within = part(within, section)
+            within = get_object(within, section)
         if name not in within:
             continue
         asked = next(_asked(within[name], path), None)
@@ -102,7 +102,7 @@ def check_done(config: Mapping[str, object], source: str) -> None:
 def own_keys(config: Mapping[str, object], where: str = "") -> Iterator[str]:
     """Yield the keys of a configuration; keys of sections as `section.key`."""
     for key in config:
-        inner = part(config, key)
+        inner = get_object(config, key)
         if inner:
             yield from own_keys(inner, f"{where}{key}.")
         else:

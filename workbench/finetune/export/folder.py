@@ -14,7 +14,7 @@ from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.files import load_json, user_path
 from workbench.base.files.folders import remove_folder
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.base.words import scaled
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.job.finetune import FineTune
@@ -253,7 +253,7 @@ def merge(paths: RunPaths, path: str | Path) -> Path:
 
 
 def job_of(paths: RunPaths) -> FineTune:
-    job = job_from_dict(part(load_json(paths.job), "job"))
+    job = job_from_dict(get_object(load_json(paths.job), "job"))
     assert isinstance(job, FineTune)  # a script leaves no model here
     return job
 

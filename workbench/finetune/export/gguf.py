@@ -15,7 +15,7 @@ from workbench.base import entries
 from workbench.base.child import machine_bytes, replies
 from workbench.base.errors import ConfigError, DiskFull, RunError, one_of
 from workbench.base.files import load_json
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.export.folder import (
     SHARD,
@@ -130,7 +130,7 @@ def _answer(op: str, paths: RunPaths, *, limit_s: float, **names: str) -> None:
     """Ask a child to check or to convert: the converter reads files of any author."""
     request: Mapping[str, object] = {
         "op": op,
-        "job": part(load_json(paths.job), "job"),
+        "job": get_object(load_json(paths.job), "job"),
         "model": str(paths.model),
         **names,
     }

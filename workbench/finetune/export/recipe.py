@@ -22,7 +22,7 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.files import read_json
 from workbench.base.files.gate import open_within, read_within
-from workbench.base.json_values import items, part, parts, text, whole
+from workbench.base.json_values import as_int, as_list, as_objects, as_str, get_object
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.finetune.methods.registry import repeats
@@ -112,8 +112,8 @@ def _masked(name: str, content: bytes) -> bytes:
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     resolved = read_json(paths.job)
-    options = {**part(resolved, "job"), "env": {}}
-    beyond = _beyond(options, paths, text(resolved.get("family")))
+    options = {**get_object(resolved, "job"), "env": {}}
+    beyond = _beyond(options, paths, as_str(resolved.get("family")))
     if beyond:
         return _with_workbench(result, paths, resolved, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
@@ -122,7 +122,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
         "deepspeed": resolved.get("deepspeed"),
         "eval_losses": losses,
     }
-    carried["order"] = whole(resolved.get("order")) or 1
+    carried["order"] = as_int(resolved.get("order")) or 1
     if options.get("model") == TINY_T5:
         carried["shape"] = model_config(TINY_T5)
     files = {
@@ -133,7 +133,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     differs: list[str] = []
     files |= _there(paths, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
-    revision = text(options.get("model_revision"))
+    revision = as_str(options.get("model_revision"))
     _add_tokenizer(files, differs, paths, str(options.get("model", "")), revision)
     lines = [
         *_install(result),
@@ -168,7 +168,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         "the best model": bool(job.get("load_best_model_at_end")),
         "recomputed layers by name": bool(job.get("checkpoint_layers")),
         "activations kept by recomputed layers": bool(job.get("checkpoint_policy")),
-        "Liger's kernels": bool(part(job, "training").get("use_liger_kernel")),
+        "Liger's kernels": bool(get_object(job, "training").get("use_liger_kernel")),
         "layers spread by device_map": bool(job.get("device_map")),
         "an early stop": job.get("early_stopping_patience") is not None,
     }
@@ -185,7 +185,7 @@ def _with_workbench(
     spec = stored(read_json(paths.spec))
     files = _common(result, paths)
     differs: list[str] = []
-    job = dict(part(spec, "job"))
+    job = dict(get_object(spec, "job"))
     fetched: Sequence[str] = ()
     if resolved.get("train"):
         fetched = _add_rows(files, differs, paths, resolved)
@@ -194,23 +194,23 @@ def _with_workbench(
             if resolved.get(name):
                 dataset[name] = f"{name}.jsonl"
         job["dataset"] = dataset
-    if text(job.get("deepspeed")):
+    if as_str(job.get("deepspeed")):
         own = _there(paths, paths.deepspeed)
         if own:
             files |= own
             job["deepspeed"] = "deepspeed.json"
-    if (whole(resolved.get("order")) or 1) != ROW_ORDER:
+    if (as_int(resolved.get("order")) or 1) != ROW_ORDER:
         differs.append(
             "steps of fewer than 32 rows mix lengths in this version, and did not in the run"
         )
-    sent = parts(part(resolved, "metric_inputs").get("metrics"))
+    sent = as_objects(get_object(resolved, "metric_inputs").get("metrics"))
     job["metrics"], metrics = carried_metrics(
-        [text(metric) for metric in items(job.get("metrics"))], sent
+        [as_str(metric) for metric in as_list(job.get("metrics"))], sent
     )
     files |= metrics
     if job.get("rewards"):
-        named = [text(reward) for reward in items(job.get("rewards"))]
-        judging = parts(resolved.get("rewards"))
+        named = [as_str(reward) for reward in as_list(job.get("rewards"))]
+        judging = as_objects(resolved.get("rewards"))
         job["rewards"], rewards = carried_metrics(named, judging, stem="reward")
         files |= rewards
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
@@ -240,11 +240,11 @@ def _with_workbench(
 
 
 def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
-    job = part(read_json(paths.spec), "job")
-    path = text(job.get("path"))
-    folder = text(job.get("folder"))
+    job = get_object(read_json(paths.spec), "job")
+    path = as_str(job.get("path"))
+    folder = as_str(job.get("folder"))
     name = path.removeprefix(f"{folder}/") if folder else path.rpartition("/")[2]
-    module = text(job.get("module"))
+    module = as_str(job.get("module"))
     program = ["-m", module] if module else [name]
     given = job.get("args")
     args = [str(arg) for arg in given] if isinstance(given, list) else []
@@ -256,7 +256,7 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
         )
     install = [*_install(result)]
     facts = read_json(paths.requirements)
-    wanted = [text(line) for line in items(facts.get("lines"))]
+    wanted = [as_str(line) for line in as_list(facts.get("lines"))]
     if wanted:
         files["script-requirements.txt"] = "".join(f"{line}\n" for line in wanted).encode()
         install.append(".venv/bin/pip install -r script-requirements.txt")
@@ -417,7 +417,10 @@ def _install(result: ResultRecord) -> Sequence[str]:
 def _environment(paths: RunPaths) -> Sequence[str]:
     """Return lines for the variables of the job and of its pods. The user sets the values."""
     spec = read_json(paths.spec)
-    given = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
+    given = {
+        **get_object(get_object(get_object(spec, "cluster"), "pods"), "env"),
+        **get_object(get_object(spec, "job"), "env"),
+    }
     names = {
         name: value
         for name, value in hide_values(given).items()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import read_given
-from workbench.base.json_values import Json, part, text
+from workbench.base.json_values import Json, as_str, get_object
 from workbench.finetune.job.weights import QUANTIZED
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.techniques.registry import technique_of
@@ -44,7 +44,7 @@ _WHOLE = {
 
 def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
     """Raise ConfigError for a model without a type, or a type that cannot train here."""
-    kind = text(config.get("model_type"))
+    kind = as_str(config.get("model_type"))
     if not kind:
         why = ""
         if config.get("auto_map"):
@@ -70,10 +70,10 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
 def check_not_quantized(job: FineTuneOptions, config: Json, source: str) -> None:
     """Raise ConfigError for weights that are quantized already, unless `qlora` trains on them."""
     for key in QUANTIZED:
-        settings = part(config, key) or part(part(config, "text_config"), key)
+        settings = get_object(config, key) or get_object(get_object(config, "text_config"), key)
         if not settings:
             continue
-        method = text(settings.get("quant_method"))
+        method = as_str(settings.get("quant_method"))
         four = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
         eight = settings.get("load_in_8bit") or settings.get("_load_in_8bit")
         if method == "bitsandbytes" or (not method and (four or eight)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
-from workbench.base.json_values import Json, part, text, whole
+from workbench.base.json_values import Json, as_int, as_str, get_object
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import (
     WITHOUT_START,
@@ -164,8 +164,8 @@ def embeddings_of(config: Json) -> int | None:
         >>> embeddings_of({"text_config": {"vocab_size": 400}})
         400
     """
-    for inner in (config, part(config, "text_config"), part(config, "decoder")):
-        rows = whole(inner.get("vocab_size"))
+    for inner in (config, get_object(config, "text_config"), get_object(config, "decoder")):
+        rows = as_int(inner.get("vocab_size"))
         if rows:
             return rows
     return None
@@ -253,7 +253,9 @@ def _check_start(job: FineTuneOptions, config: Json, folder: Path) -> None:
     """Raise ConfigError if no file has the token with which an answer begins."""
     key = "decoder_start_token_id"
     settings = read_object(folder / "generation_config.json")
-    is_needed = text(config.get("model_type")) in WITHOUT_START and not method_of(job.method).scores
+    is_needed = (
+        as_str(config.get("model_type")) in WITHOUT_START and not method_of(job.method).scores
+    )
     if is_needed and settings.get(key, config.get(key)) is None:
         raise ConfigError(
             f"{folder / 'config.json'} has no {key!r}, the token with which an answer begins. Add "

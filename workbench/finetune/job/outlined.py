@@ -16,7 +16,7 @@ from workbench.base import entries
 from workbench.base.child import replies
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_there
-from workbench.base.json_values import items, whole
+from workbench.base.json_values import as_int, as_list
 from workbench.finetune.job.given_files import read_object
 from workbench.finetune.job.weights import weight_names
 from workbench.finetune.methods.registry import method_of
@@ -40,8 +40,8 @@ def check_special_ids(path: Path, rows: int | None) -> None:
     for key in ("bos_token_id", "eos_token_id", "pad_token_id", *_LOOKED_UP):
         value = settings.get(key)
         most = (key in _LOOKED_UP and rows) or sys.maxsize
-        for each in (key in _SEVERAL and items(value)) or [value]:
-            number = whole(each)
+        for each in (key in _SEVERAL and as_list(value)) or [value]:
+            number = as_int(each)
             if each is not None and (number is None or not 0 <= number < most):
                 within = f", and the model has {rows} embeddings (vocab_size)" if rows else ""
                 raise ConfigError(

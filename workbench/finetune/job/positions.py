@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part, text, whole
+from workbench.base.json_values import Json, as_int, as_str, get_object
 from workbench.finetune.methods.registry import method_of
 
 if TYPE_CHECKING:
@@ -85,18 +85,18 @@ def positions_of(config: Json) -> tuple[Positions | None, Positions | None]:
         >>> positions_of({"model_type": "llama", "max_position_embeddings": 64})
         (None, None)
     """
-    kind = text(config.get("model_type"))
+    kind = as_str(config.get("model_type"))
     if kind == "led":
         reading, writing = (_named(config, key) for key in _LED)
         return reading, writing
     if kind == "encoder-decoder":
-        reading, _ = positions_of(part(config, "encoder"))
-        writing, _ = positions_of(part(config, "decoder"))
+        reading, _ = positions_of(get_object(config, "encoder"))
+        writing, _ = positions_of(get_object(config, "decoder"))
         return reading, writing
     if kind in _AFTER_PADDING:
         table = _named(config, _MOST)
         if table is not None:
-            padding = whole(config.get("pad_token_id"))
+            padding = as_int(config.get("pad_token_id"))
             first = 2 if padding is None else padding + 1
             table = Positions(count=table.count - first, key=_MOST)
         return table, table
@@ -148,7 +148,7 @@ def beyond_training(job: FineTuneOptions, config: Json) -> str:
     reading, writing = positions_of(config)
     if reading is not None or writing is not None:
         return ""
-    table = _named(config, _MOST) or _named(part(config, "text_config"), _MOST)
+    table = _named(config, _MOST) or _named(get_object(config, "text_config"), _MOST)
     asked, answered = lengths_of(job)
     if table is None or config.get("is_encoder_decoder") or asked + answered <= table.count:
         return ""
@@ -174,5 +174,5 @@ def lengths_of(job: FineTuneOptions) -> tuple[int, int]:
 
 
 def _named(config: Json, key: str) -> Positions | None:
-    count = whole(config.get(key))
+    count = as_int(config.get(key))
     return None if count is None or count < 1 else Positions(count=count, key=key)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_there, read_bytes, read_given
-from workbench.base.json_values import Json, items, part, text, whole
+from workbench.base.json_values import Json, as_int, as_list, as_str, get_object
 from workbench.finetune.job.architectures import NEVER_RUN, tokenizers_by_type
 from workbench.finetune.job.given_files import read_object, refuse_pointer
 from workbench.finetune.options.model.folders import LOST, is_lost
@@ -85,7 +85,7 @@ def check_is_there(folder: Path) -> None:
         _check_binary(folder / name)
     if with_tokens:
         return
-    if text(config.get("tokenizer_class")).removesuffix("Fast") in _WITHOUT_FILES:
+    if as_str(config.get("tokenizer_class")).removesuffix("Fast") in _WITHOUT_FILES:
         return
     raise ConfigError(
         f"model folder {str(folder)!r} has no tokenizer: none of tokenizer.json, tokenizer.model, "
@@ -101,11 +101,13 @@ def check_own_code(folder: Path, config: Json) -> None:
     """
     written = read_object(folder / _CONFIG)
     own = written.get("auto_map")
-    is_own = bool(own) if isinstance(own, list) else "AutoTokenizer" in part(written, "auto_map")
+    is_own = (
+        bool(own) if isinstance(own, list) else "AutoTokenizer" in get_object(written, "auto_map")
+    )
     by_type = tokenizers_by_type()
-    if not is_own or text(config.get("model_type")) in by_type:
+    if not is_own or as_str(config.get("model_type")) in by_type:
         return
-    name = text(written.get("tokenizer_class"))
+    name = as_str(written.get("tokenizer_class"))
     known = by_type.values()
     if not known or name in _GENERAL or name.removesuffix("Fast") in known:
         return
@@ -214,15 +216,15 @@ def _named_roles(folder: Path, config: Json) -> dict[str, str | None]:
     if "added_tokens_decoder" not in config:
         written |= read_object(folder / "special_tokens_map.json")
     model = read_object(folder / "config.json")
-    kind = text(config.get("tokenizer_class")) or text(model.get("tokenizer_class"))
+    kind = as_str(config.get("tokenizer_class")) or as_str(model.get("tokenizer_class"))
     by_type = tokenizers_by_type()
     if not kind and by_type:
-        kind = by_type.get(text(model.get("model_type")), _GENERAL[-1])
+        kind = by_type.get(as_str(model.get("model_type")), _GENERAL[-1])
     general = kind in _GENERAL
     roles: dict[str, str | None] = {}
     for role in _ROLES:
         name = f"{role}_token"
-        token = text(written.get(name)) or text(part(written, name).get("content"))
+        token = as_str(written.get(name)) or as_str(get_object(written, name).get("content"))
         if token:
             roles[role] = token
         elif general or (name in written and written[name] is None):
@@ -232,11 +234,11 @@ def _named_roles(folder: Path, config: Json) -> dict[str, str | None]:
 
 def _added_by_settings(folder: Path, config: Json) -> dict[str, int]:
     """Return the ids of added tokens that are in no vocabulary."""
-    decoder = part(config, "added_tokens_decoder")
+    decoder = get_object(config, "added_tokens_decoder")
     added: dict[str, int] = {}
     for number, token in decoder.items():
         if number.isdecimal() and isinstance(token, Mapping):
-            added[text(token.get("content"))] = int(number)
+            added[as_str(token.get("content"))] = int(number)
     if not decoder:
         added = _numbers(read_object(folder / "added_tokens.json"))
     return added
@@ -270,8 +272,8 @@ def _vocabulary_at(path: Path, _size: int, _mtime_ns: int, asked: tuple[str, ...
         ids = _numbers(read_object(path))
     else:
         data = read_object(path)
-        ids = _ids_in(part(data, "model").get("vocab"), path)
-        for entry in items(data.get("added_tokens")):
+        ids = _ids_in(get_object(data, "model").get("vocab"), path)
+        for entry in as_list(data.get("added_tokens")):
             match entry:
                 case {"content": str(token), "id": int(number)}:
                     added[token] = number
@@ -293,7 +295,7 @@ def _ids_in(vocabulary: object, path: Path) -> dict[str, int]:
         case Mapping():
             return _numbers(vocabulary)
         case [*pieces]:  # unigram: the place is the id
-            return {text(items(piece)[0]): place for place, piece in enumerate(pieces) if piece}
+            return {as_str(as_list(piece)[0]): place for place, piece in enumerate(pieces) if piece}
     raise ConfigError(
         f"{path} has no 'model' with 'vocab'. Save the tokenizer again with save_pretrained"
     )
@@ -308,5 +310,5 @@ def _lines(path: Path) -> dict[str, int]:
 
 
 def _numbers(vocabulary: Json) -> dict[str, int]:
-    numbers = {token: whole(number) for token, number in vocabulary.items()}
+    numbers = {token: as_int(number) for token, number in vocabulary.items()}
     return {token: number for token, number in numbers.items() if number is not None}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, number, part, text, whole
+from workbench.base.json_values import Json, as_float, as_int, as_str, get_object
 from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
 from workbench.finetune.job.refusals import Facts, check
@@ -62,7 +62,7 @@ class FineTuneViews(JobViews["FineTune"]):
         model += _size(start)
         adapters = "" if job.peft == "none" else f" {job.peft}"
         # The ranks decide: GPUs without the chosen format use another.
-        precision = text(start.get("precision")) or job.number_format
+        precision = as_str(start.get("precision")) or job.number_format
         facts = [
             ("model", model),
             ("technique", f"{job.technique}{adapters} {precision}"),
@@ -87,12 +87,12 @@ class FineTuneViews(JobViews["FineTune"]):
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
         """Return the cells of a job in tables, from the job's JSON form of any version."""
         return {
-            "model": text(options.get("model")),
-            "technique": text(options.get("technique")),
-            "peft": text(options.get("peft")),
-            "precision": text(options.get("precision")),
-            "per_device_batch": whole(options.get("per_device_train_batch_size")),
-            "accumulation": whole(options.get("gradient_accumulation_steps")),
+            "model": as_str(options.get("model")),
+            "technique": as_str(options.get("technique")),
+            "peft": as_str(options.get("peft")),
+            "precision": as_str(options.get("precision")),
+            "per_device_batch": as_int(options.get("per_device_train_batch_size")),
+            "accumulation": as_int(options.get("gradient_accumulation_steps")),
             "sequence": _sequence(options),
             "dataset": _dataset(options.get("dataset")),
         }
@@ -140,7 +140,7 @@ class FineTuneViews(JobViews["FineTune"]):
         Rows, model and DeepSpeed JSON may be files.
         """
         job = self.job
-        words = [*_texts(job.dataset), job.model, text(job.deepspeed)]
+        words = [*_texts(job.dataset), job.model, as_str(job.deepspeed)]
         for word in filter(None, words):
             place = Path(word).expanduser()
             for path in (place, *sorted(place.rglob("*"))):
@@ -163,7 +163,7 @@ def _marked(options: Json, what: What) -> Iterator[tuple[str, object, object]]:
     """Yield name, value and default of every option and TrainingArgument with a mark."""
     for name, default in marked(FineTuneOptions.model_fields, what).items():
         yield name, options.get(name, default), default
-    arguments = part(options, "training")
+    arguments = get_object(options, "training")
     for name, changed in ALLOWED.items():
         if changed == what:
             yield name, arguments.get(name), None
@@ -176,15 +176,15 @@ def _sequence(options: Json) -> str:
     """
     if "max_source_length" not in options or "max_target_length" not in options:
         return ""
-    source = whole(options["max_source_length"]) or "open"
-    target = whole(options["max_target_length"]) or "open"
+    source = as_int(options["max_source_length"]) or "open"
+    target = as_int(options["max_target_length"]) or "open"
     words = [f"source {source}", f"target {target}", "padded to the longest"]
     if options.get("train_sampling_strategy") == "group_by_length":
         words.append("grouped by length")
-    prompt = text(options.get("prompt"))
+    prompt = as_str(options.get("prompt"))
     if prompt not in ("", "plain"):
         words.append(f"prompt {prompt}")
-    loss_on = text(options.get("loss_on"))
+    loss_on = as_str(options.get("loss_on"))
     if loss_on not in ("", "answer"):
         words.append(f"loss on {loss_on}")
     method = method_words(options)
@@ -213,7 +213,7 @@ def _dataset(value: object) -> str:
         case {"kind": str(kind), **options}:
             given = [f"{name}={each}" for name, each in options.items()]
             return " ".join([kind, *given])
-    return text(value)
+    return as_str(value)
 
 
 def _chosen(start: Json) -> Iterator[str]:
@@ -222,19 +222,19 @@ def _chosen(start: Json) -> Iterator[str]:
     if not isinstance(names, list):
         return
     if "learning_rate" in names:
-        yield f"learning rate {number_text(number(start.get('learning_rate')))}"
+        yield f"learning rate {number_text(as_float(start.get('learning_rate')))}"
     if "precision" in names:
-        yield f"precision {text(start.get('precision'))}"
-    communication = text(start.get("communication"))
+        yield f"precision {as_str(start.get('precision'))}"
+    communication = as_str(start.get("communication"))
     if communication and "communication" in names:
         yield f"gradients sent in {communication}"
 
 
 def _size(start: Json) -> str:
-    parameters = whole(start.get("parameters"))
+    parameters = as_int(start.get("parameters"))
     if parameters is None:
         return ""
-    trained = whole(start.get("trainable_parameters"))
+    trained = as_int(start.get("trainable_parameters"))
     is_whole = trained is None or trained == parameters
     part = "" if is_whole else f", {scaled(float(trained or 0))} trained"
     return f" ({scaled(float(parameters))} parameters{part})"
@@ -255,7 +255,7 @@ def only_of_own_technique() -> dict[str, object]:
 
 def _micro_batch(value: object, micro_batches: int) -> int:
     """Divide the rows of an optimizer step among the micro-batches of all ranks."""
-    rows = whole(value) or 0
+    rows = as_int(value) or 0
     if rows < 1:
         raise ConfigError(f"global_batch_size is {value!r}; it must be a whole number, 1 or more")
     if rows % micro_batches:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
-from workbench.base.json_values import Json, items, parse_json, part, text, whole
-from workbench.base.words import counted
+from workbench.base.json_values import Json, as_int, as_list, as_str, get_object, parse_json
+from workbench.base.words import pluralize
 from workbench.finetune.job.given_files import POINTER, read_object, refuse_pointer
 from workbench.finetune.options.model.folders import (
     ADAPTER_WEIGHTS,
@@ -66,7 +66,7 @@ def weight_names(folder: Path) -> list[str]:
     Raises:
         ConfigError: The list of divided weights is damaged, or names a file outside the folder.
     """
-    named = text(read_object(folder / "config.json").get("transformers_weights"))
+    named = as_str(read_object(folder / "config.json").get("transformers_weights"))
     if named:
         return [_inside(named, folder / "config.json")]
     # The order is that of transformers.
@@ -74,8 +74,8 @@ def weight_names(folder: Path) -> list[str]:
         if is_there(folder / single):
             return [single]
         if is_there(folder / index):
-            files = part(read_object(folder / index), "weight_map").values()
-            names = {_inside(text(name), folder / index) for name in files}
+            files = get_object(read_object(folder / index), "weight_map").values()
+            names = {_inside(as_str(name), folder / index) for name in files}
             if not names:
                 raise ConfigError(f"{folder / index} has no 'weight_map' with files. {_AGAIN}")
             return [index, *sorted(names)]
@@ -100,11 +100,14 @@ def check_weights(folder: Path, *, scores: bool = False) -> None:
         )
     tensors = tensors_of(folder)
     config = read_object(folder / "config.json")
-    if not any(part(config, key) or part(part(config, "text_config"), key) for key in QUANTIZED):
+    if not any(
+        get_object(config, key) or get_object(get_object(config, "text_config"), key)
+        for key in QUANTIZED
+    ):
         check_formats(tensors, f"model folder {str(folder)!r}")
         _check_sizes(tensors, config, folder, scores=scores)
     if len(names) > 1 and names[1].endswith(".safetensors"):
-        for tensor, file in part(read_object(folder / names[0]), "weight_map").items():
+        for tensor, file in get_object(read_object(folder / names[0]), "weight_map").items():
             if tensor not in tensors:
                 raise ConfigError(
                     f"{folder / names[0]} names the tensor {tensor!r} in {file!r}, and no file of "
@@ -165,7 +168,7 @@ def _check_filled(tensors: Mapping[str, Tensor], path: Path) -> None:
     empty = [name for name, tensor in tensors.items() if _is_weight(name) and not tensor.elements]
     if empty:
         raise ConfigError(
-            f"{path} has {counted(len(empty), 'weight')} without numbers, such as {empty[0]}: "
+            f"{path} has {pluralize(len(empty), 'weight')} without numbers, such as {empty[0]}: "
             "ZeRO-3 had sharded the weights when the file was written. Write the weights again "
             "with zero_to_fp32.py, or with stage3_gather_16bit_weights_on_model_save"
         )
@@ -201,8 +204,8 @@ def _check_sizes(
 
     The ranks compare all weights. Without torch, only names and shapes are known.
     """
-    inner = part(config, "text_config") or config
-    layers = whole(inner.get("num_hidden_layers")) or 0
+    inner = get_object(config, "text_config") or config
+    layers = as_int(inner.get("num_hidden_layers")) or 0
     stacks = dict[str, set[str]]()
     for stack, number in filter(None, map(_layer_of, tensors)):
         stacks.setdefault(stack, set()).add(number)
@@ -212,7 +215,7 @@ def _check_sizes(
             f"{folder / 'config.json'} has num_hidden_layers {layers}, and the files have weights "
             f"of {most} layers under one name. {_OF_ONE}"
         )
-    rows = whole(inner.get("vocab_size"))
+    rows = as_int(inner.get("vocab_size"))
     words = [name for name in tensors if _WORDS.search(name)]
     if not rows or not words:
         return
@@ -297,18 +300,18 @@ def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, Tensor]:
 
 def _header(data: bytes, path: Path) -> Mapping[str, Json]:
     try:
-        header = part({"header": parse_json(data)}, "header")
+        header = get_object({"header": parse_json(data)}, "header")
     except ValueError as error:
         raise ConfigError(f"{path} is no safetensors file: {error}. {_AGAIN}") from error
-    return {name: part(header, name) for name in header if name != "__metadata__"}
+    return {name: get_object(header, name) for name in header if name != "__metadata__"}
 
 
 def _tensor(entry: Json) -> Tensor:
-    sizes = tuple(whole(size) or 0 for size in items(entry.get("shape")))
-    return Tensor(text(entry.get("dtype")), sizes)
+    sizes = tuple(as_int(size) or 0 for size in as_list(entry.get("shape")))
+    return Tensor(as_str(entry.get("dtype")), sizes)
 
 
 def _end(entry: Json) -> int:
     """Return the last byte of a tensor after the header."""
-    offsets = items(entry.get("data_offsets"))
-    return (whole(offsets[-1]) or 0) if offsets else 0
+    offsets = as_list(entry.get("data_offsets"))
+    return (as_int(offsets[-1]) or 0) if offsets else 0

@@ -12,7 +12,7 @@ from pydantic import Field
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, load_json, read_bytes, user_path, write_text
-from workbench.base.json_values import part, text
+from workbench.base.json_values import as_str, get_object
 from workbench.base.record import (
     Allowed,
     Count,
@@ -44,8 +44,8 @@ class EvaluationViews(JobViews["Evaluation"]):
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
         """Return the cells of an evaluation in tables: the run stands for the model."""
         return {
-            "model": Path(text(options.get("run"))).name,
-            "technique": text(options.get("kind")),
+            "model": Path(as_str(options.get("run"))).name,
+            "technique": as_str(options.get("kind")),
         }
 
 
@@ -126,7 +126,7 @@ class Evaluation(Job):
 
 def trained_job(paths: RunPaths) -> FineTune:
     """Return the job that trained the model of a run."""
-    job = job_from_dict(part(load_json(paths.job), "job"))
+    job = job_from_dict(get_object(load_json(paths.job), "job"))
     if not isinstance(job, FineTune):
         raise ConfigError(f"the run in {paths.root} is a {job.kind} job, which leaves no model")
     return job

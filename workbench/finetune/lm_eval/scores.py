@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.display_protocol import Displayable
-from workbench.base.json_values import Json, number, part, parts, text, whole
+from workbench.base.json_values import Json, as_float, as_int, as_objects, as_str, get_object
 from workbench.base.table import Grid, as_grid, data_frame
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.rundir.catalog.benchmarks import evaluations_of
 from workbench.rundir.figures.metric import Better
 from workbench.rundir.paths import RunPaths
@@ -76,7 +76,7 @@ class Scores(Displayable):
 
     def __repr__(self) -> str:
         tasks = {score.task for score in self.scores}
-        return f"Scores({counted(len(tasks), 'task')}, lm-eval {self.lm_eval})"
+        return f"Scores({pluralize(len(tasks), 'task')}, lm-eval {self.lm_eval})"
 
 
 def scores_from(raw: Json, options: Mapping[str, object]) -> list[Score]:
@@ -86,19 +86,19 @@ def scores_from(raw: Json, options: Mapping[str, object]) -> list[Score]:
         raw: Results of lm-eval for `trained`, and perhaps for `base`.
         options: Options that change figures: `limit`, `num_fewshot` and `apply_chat_template`.
     """
-    trained = part(raw, "trained")
-    base = part(part(raw, "base"), "results")
+    trained = get_object(raw, "trained")
+    base = get_object(get_object(raw, "base"), "results")
     found = []
-    results = part(trained, "results")
+    results = get_object(trained, "results")
     for task in results:
-        figures = part(results, task)
-        before = part(base, task)
-        directions = part(part(trained, "higher_is_better"), task)
-        rows = whole(part(part(trained, "n-samples"), task).get("effective"))
+        figures = get_object(results, task)
+        before = get_object(base, task)
+        directions = get_object(get_object(trained, "higher_is_better"), task)
+        rows = as_int(get_object(get_object(trained, "n-samples"), task).get("effective"))
         # A key has the metric and its filter, as in `exact_match,strict-match`.
         for key in figures:
             metric, _, kept = key.partition(",")
-            value = number(figures[key])
+            value = as_float(figures[key])
             if value is None or metric.endswith(_STDERR) or not kept:
                 continue
             stderr = f"{metric}{_STDERR},{kept}"
@@ -107,10 +107,10 @@ def scores_from(raw: Json, options: Mapping[str, object]) -> list[Score]:
                 task=task,
                 metric=title,
                 name=", ".join([f"{task} {title}", *_changes(options)]),
-                base=number(before.get(key)),
+                base=as_float(before.get(key)),
                 trained=value,
-                base_stderr=number(before.get(stderr)),
-                stderr=number(figures.get(stderr)),
+                base_stderr=as_float(before.get(stderr)),
+                stderr=as_float(figures.get(stderr)),
                 better=_better(directions.get(metric)),
                 rows=rows,
             )
@@ -130,23 +130,23 @@ def as_evaluation(scores: Scores) -> Mapping[str, Any]:
 
 def _scores(evaluation: Mapping[str, Any]) -> Scores:
     scores = []
-    for raw in parts(evaluation.get("scores")):
+    for raw in as_objects(evaluation.get("scores")):
         score = Score(
-            task=text(raw.get("task")),
-            metric=text(raw.get("metric")),
-            name=text(raw.get("name")),
-            base=number(raw.get("base")),
-            trained=number(raw.get("trained")) or 0.0,
-            base_stderr=number(raw.get("base_stderr")),
-            stderr=number(raw.get("stderr")),
-            better=text(raw.get("better")),
-            rows=whole(raw.get("rows")),
+            task=as_str(raw.get("task")),
+            metric=as_str(raw.get("metric")),
+            name=as_str(raw.get("name")),
+            base=as_float(raw.get("base")),
+            trained=as_float(raw.get("trained")) or 0.0,
+            base_stderr=as_float(raw.get("base_stderr")),
+            stderr=as_float(raw.get("stderr")),
+            better=as_str(raw.get("better")),
+            rows=as_int(raw.get("rows")),
         )
         scores.append(score)
     return Scores(
         scores=tuple(scores),
-        run_id=text(evaluation.get("run_id")),
-        lm_eval=text(evaluation.get("lm_eval")),
+        run_id=as_str(evaluation.get("run_id")),
+        lm_eval=as_str(evaluation.get("lm_eval")),
     )
 
 

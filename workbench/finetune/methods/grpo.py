@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.record import Size
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import MethodOptions, NotNegative, Share, second_model
@@ -71,10 +71,10 @@ class GRPO(Method):
     def setting(self, plain: Setting, job: FineTuneOptions, model: Mapping[str, object]) -> Setting:
         own = super().setting(plain, job, model)
         model = language_of(model)
-        layers = whole(model.get("num_hidden_layers")) or 0
-        heads = whole(model.get("num_attention_heads")) or 1
-        width = (whole(model.get("hidden_size")) or 0) // heads
-        kept = width * (whole(model.get("num_key_value_heads")) or heads)
+        layers = as_int(model.get("num_hidden_layers")) or 0
+        heads = as_int(model.get("num_attention_heads")) or 1
+        width = (as_int(model.get("hidden_size")) or 0) // heads
+        kept = width * (as_int(model.get("num_key_value_heads")) or heads)
         # Keys and values of every token, for all answers that a rank writes for a step.
         answers = job.per_device_train_batch_size * job.gradient_accumulation_steps
         tokens = answers * sum(self.learns_at_once(job))

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from workbench.base.errors import RunError
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.rows import columns_of
 from workbench.finetune.options.text.prompts import source_text
@@ -175,7 +175,7 @@ def _numbers(
             continue
         number = _float(value)
         if not math.isfinite(number):
-            said = plain(str(completion)[:_LETTERS])
+            said = strip_controls(str(completion)[:_LETTERS])
             raise Raised(
                 f"the reward function {name} returned {value!r}, no finite number, for the "
                 f"completion {said!r} of the row {shown_row(row)}. Return None for a row to which "
@@ -197,7 +197,7 @@ def unjudged(judged: Sequence[Sequence[float]]) -> list[int]:
 
 def shown_row(row: Row) -> str:
     """Return the beginning of a row for messages, as printable text."""
-    return plain(str(dict(row))[:_LETTERS])
+    return strip_controls(str(dict(row))[:_LETTERS])
 
 
 def _taken(function: Reward, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

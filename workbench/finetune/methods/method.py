@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.evaluation import check_best_metric
@@ -228,7 +228,7 @@ class Method(ABC):
         if not self.uses_trl:
             return plain
         reference = FP32 if self.needs_reference(job) else 0
-        words = whole(language_of(model).get("vocab_size")) or 0
+        words = as_int(language_of(model).get("vocab_size")) or 0
         return replace(
             plain,
             sequences=float(self.sequences),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from workbench.base.errors import one_of
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.finetune.methods.dpo import DPO
 from workbench.finetune.methods.grpo import GRPO
 from workbench.finetune.methods.kto import KTO
@@ -48,5 +48,5 @@ def method_words(options: Mapping[str, object]) -> str:
     method = _BY_NAME.get(str(options.get("method")))
     if method is None or not method.uses_trl:
         return ""
-    given = [f"{name} {value}" for name, value in part(options, "method_options").items()]
+    given = [f"{name} {value}" for name, value in get_object(options, "method_options").items()]
     return ", ".join([method.name, *given])

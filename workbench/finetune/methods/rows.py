@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, number, part, parts, text
+from workbench.base.json_values import Json, as_float, as_objects, as_str, get_object
 from workbench.finetune.data.forms.asked import (
     option_names,
     options_of,
@@ -120,7 +120,7 @@ class MethodRows(RowReader):
         names = []
         for name, value in row.data.items():
             is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
-            is_part = is_part and number(value) is None
+            is_part = is_part and as_float(value) is None
             if is_part and alike[str(name)[:-1]] == 1:
                 names.append(str(name))
         raise UnknownForm(
@@ -163,8 +163,8 @@ class PairRows(MethodRows):
             yield f"{_INPUT}.{name}"
 
     def remark(self, row: Example) -> str:
-        rejected = part(row.beside, REJECTED)
-        return EQUAL if text(rejected.get("content")) == row.target else ""
+        rejected = get_object(row.beside, REJECTED)
+        return EQUAL if as_str(rejected.get("content")) == row.target else ""
 
     def others(self, row: Example) -> Mapping[str, Example]:
         return {REJECTED: with_rejected(row)}
@@ -443,7 +443,7 @@ def check_prompt(row: Fields, form: Form) -> None:
     asked = str(row.data[form.asks])
     others = other_questions(row.data, form) if form.asks != "prompt" else []
     chat = chat_key(row.data)
-    said = [str(turn.get("content", turn.get("value"))) for turn in parts(row.data.get(chat))]
+    said = [str(turn.get("content", turn.get("value"))) for turn in as_objects(row.data.get(chat))]
     if said and not any(asked.strip() in each for each in said):
         others.append(chat)
     if form.asks == _ORIGIN:
@@ -527,7 +527,7 @@ def judged_alone(row: Example) -> Example:
 
 def rejected_of(row: Example) -> Message:
     """Return the rejected answer of a row of a pair."""
-    rejected = part(row.beside, REJECTED)
+    rejected = get_object(row.beside, REJECTED)
     turn: Message = {"role": "assistant", "content": ""}
     # The answer has its calls and thoughts, as the chosen answer has.
     turn.update(cast(Message, rejected))
@@ -549,4 +549,4 @@ def _with_columns(names: Iterable[str], row: Example) -> Example:
 
 def columns_of(row: Example) -> Mapping[str, object]:
     """Return the columns of a row for reward functions."""
-    return part(row.beside, COLUMNS)
+    return get_object(row.beside, COLUMNS)

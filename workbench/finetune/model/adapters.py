@@ -17,7 +17,7 @@ from transformers import BitsAndBytesConfig
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
 from workbench.base.files.gate import library
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.files.opened import named_errors, quiet
 from workbench.finetune.model.files.saving import whole
@@ -89,8 +89,8 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     if not left:
         return loaded
     remark = (
-        f"lora target_modules {ALL_LINEAR!r}: {counted(len(left), 'weight')} of linear layers got "
-        f"no adapter: {', '.join(left[:3])}{'…' if len(left) > 3 else ''}"
+        f"lora target_modules {ALL_LINEAR!r}: {pluralize(len(left), 'weight')} of linear layers"
+        f" got no adapter: {', '.join(left[:3])}{'…' if len(left) > 3 else ''}"
     )
     return replace(loaded, remarks=[*loaded.remarks, remark])
 
@@ -226,7 +226,7 @@ def with_saved(model: Any, folder: str, *, trains: bool = False) -> Any:
         if names:
             raise ConfigError(
                 f"the adapters in {folder} do not fit {ADAPTERS} and the base: the file of weights "
-                f"{what} {counted(len(names), 'weight')} such as {min(names)}. Copy the folder "
+                f"{what} {pluralize(len(names), 'weight')} such as {min(names)}. Copy the folder "
                 "again, or give the base that the adapters were trained on"
             )
     return adapted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from keyword import iskeyword
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import Json, text
+from workbench.base.json_values import Json, as_str
 
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 
@@ -116,9 +116,9 @@ def carried_metrics(
         return list(metrics), {}
     files = {}
     for number, each in enumerate(sent, 1):
-        files[f"{stem}-{number}.py"] = text(each.get("source")).encode()
+        files[f"{stem}-{number}.py"] = as_str(each.get("source")).encode()
     named = {}
     for metric, number in own.items():
-        function = text(sent[number].get("function"))
+        function = as_str(sent[number].get("function"))
         named[metric] = f"{folder}{stem}-{number + 1}.py:{function}"
     return [named.get(metric, metric) for metric in metrics], files

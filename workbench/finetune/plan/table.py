@@ -8,7 +8,7 @@ from typing import Literal
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.sizes import Memory
 
@@ -116,4 +116,4 @@ class PlanTable(Displayable):
 
     def __repr__(self) -> str:
         best = f"cheapest: {self.cheapest.technique}" if self.cheapest else "none fits"
-        return f"PlanTable({self.model} on {counted(self.pods, 'pod')}, {best})"
+        return f"PlanTable({self.model} on {pluralize(self.pods, 'pod')}, {best})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
-from workbench.base.json_values import Json, part, parts
+from workbench.base.json_values import Json, as_objects, get_object
 from workbench.finetune.data.sources.dataset import is_bundled
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
@@ -22,7 +22,7 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     """Return the job with paths of the other system, the rows, and the custom metrics."""
     paths = RunPaths(request.root)
     shipped = read_json(paths.job)
-    _check(job, request, part(shipped, "deepspeed"))
+    _check(job, request, get_object(shipped, "deepspeed"))
     asked: dict[str, object] = job.to_dict()
     inputs: dict[str, bytes] = {}
     # A model folder of this machine is the folder `model` on the cluster.
@@ -36,10 +36,10 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
         files = {name.partition(".")[0]: f"{request.folder}{name}" for name in names}
         asked["dataset"] = {"kind": "files", **files}
     # Send custom metrics as files, with their text at the time of submission.
-    sent = parts(part(shipped, "metric_inputs").get("metrics"))
+    sent = as_objects(get_object(shipped, "metric_inputs").get("metrics"))
     named = [metric_text(metric) for metric in job.metrics]
     asked["metrics"], metrics = carried_metrics(named, sent, request.folder)
-    judging = parts(shipped.get("rewards"))
+    judging = as_objects(shipped.get("rewards"))
     named = [metric_text(reward) for reward in job.rewards]
     asked["rewards"], rewards = carried_metrics(named, judging, request.folder, "reward")
     if not request.folder:
@@ -91,7 +91,7 @@ def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
 
 
 def _row_files(shipped: Json) -> list[str]:
-    has_tables = part(shipped, "metric_inputs").get("tables")
+    has_tables = get_object(shipped, "metric_inputs").get("tables")
     names = [f"{name}.jsonl" for name in ("train", "eval") if shipped.get(name)]
     return [*names, "tables.jsonl"] if has_tables else names
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import read_json, records, write_json
-from workbench.base.json_values import Json, items, part, text, whole
+from workbench.base.json_values import Json, as_int, as_list, as_str, get_object
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.deepspeed_config import completed
@@ -139,21 +139,21 @@ def resume_checkpoint(
     """
     root = before.root
     made = read_json(RunPaths(root).job)
-    if not part(made, "job"):
+    if not get_object(made, "job"):
         raise ConfigError(
             f"resume is {before.name!r}, not the directory of a FineTune run; give the directory "
             "of the run to continue"
         )
     if before.store:
         # A checkpoint may be large: the settings are compared first.
-        ranks = whole(made.get("ranks")) or world_size
+        ranks = as_int(made.get("ranks")) or world_size
         _check_same(job, made, paths, before, (world_size, ranks), resolved)
         checkpoint = _from_store(before, job.max_steps)
     else:
         held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
         checkpoint = held or newest_good(root, last_step=job.max_steps)
         _check_same(job, made, paths, before, (world_size, checkpoint.world_size), resolved)
-    _check_ranks(job, checkpoint, world_size, before.name, part(resolved, "deepspeed"))
+    _check_ranks(job, checkpoint, world_size, before.name, get_object(resolved, "deepspeed"))
     return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
 
 
@@ -179,14 +179,14 @@ def _check_same(
     resolved: Mapping[str, Any],
 ) -> None:
     """Raise ConfigError if settings or rows differ. `ranks`: of the new run, and of the earlier."""
-    left_open = "communication" in [*resolved["chosen"], *items(made.get("chosen"))]
+    left_open = "communication" in [*resolved["chosen"], *as_list(made.get("chosen"))]
     _check_settings(job, made, before.name, ranks, left_open=left_open)
     _check_rows(paths, made, before, resolved)
     # The number of pods decides whether gradients are sent in bf16.
     free = {}
     if ranks[0] != ranks[1]:
         free = {**AUTO_BATCHES, "communication_data_type": None}
-    now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
+    now, then = ({**get_object(of, "deepspeed"), **free} for of in (resolved, made))
     if now != then:
         raise ConfigError(
             f"the DeepSpeed configuration differs from the configuration of {before.name}; resume "
@@ -214,7 +214,7 @@ def write_resumption(
     made = read_json(paths.job)
     job = FineTune.from_dict(made["job"])
     rows = job.global_batch(before)
-    config = part(made, "deepspeed")
+    config = get_object(made, "deepspeed")
     # The own checkpoints come first, then the checkpoint that the run itself resumed from.
     try:
         own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
@@ -255,17 +255,17 @@ def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
     except ConfigError:
         return {}  # start from the beginning
     made = read_json(paths.job)
-    if newest.world_size != ranks and bound_to_ranks(job, part(made, "deepspeed")):
+    if newest.world_size != ranks and bound_to_ranks(job, get_object(made, "deepspeed")):
         return {}
     # Old parts of another number of ranks must not mix with new parts.
     remove_after(paths.checkpoints, newest.step)
-    write_json(paths.job, {**made, "job": {**part(made, "job"), "resume": str(root)}})
+    write_json(paths.job, {**made, "job": {**get_object(made, "job"), "resume": str(root)}})
     return newest.parts
 
 
 def row_order(root: Path) -> int:
     """Return the version of a run's row order; 1 for early runs without a version."""
-    return whole(read_json(RunPaths(root).job).get("order")) or 1
+    return as_int(read_json(RunPaths(root).job).get("order")) or 1
 
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:
@@ -275,7 +275,7 @@ def bound_to_ranks(job: FineTune, config: Json) -> str:
     why = technique_of(job.technique).bound_to_ranks(job)
     if why:
         return why
-    if part(config, "zero_optimization").get("round_robin_gradients") is True:
+    if get_object(config, "zero_optimization").get("round_robin_gradients") is True:
         return "round_robin_gradients puts weights in an order of their number"
     return ""
 
@@ -403,6 +403,6 @@ def _check_rows(
 def _digest_of_rows(before: Before, name: str) -> str:
     """Return the SHA-256 of a file of rows of an earlier run. Empty: unknown."""
     if before.store:
-        return text(part(read_json(before.root / INPUTS), name).get("sha256"))
+        return as_str(get_object(read_json(before.root / INPUTS), name).get("sha256"))
     file = RunPaths(before.root).inputs / name
     return records.sha256_of(file) if file.is_file() else ""

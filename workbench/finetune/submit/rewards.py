@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.rows import prepared_row
 from workbench.finetune.methods.judging import Raised, call_rewards, text_row
@@ -39,7 +39,7 @@ def try_rewards(rewards: Sequence[Metric], train: Path | None) -> None:
                 continue
             raise ConfigError(
                 f"rewards: {error}. The function was tried with an answer made up for "
-                f"{counted(len(rows), 'row')}, before any pod started; mend the function"
+                f"{pluralize(len(rows), 'row')}, before any pod started; mend the function"
             ) from error
 
 

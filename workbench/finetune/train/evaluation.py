@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import parts, text
+from workbench.base.json_values import as_objects, as_str
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.scoring import Answer, judge, share
 from workbench.finetune.data.tasks import TASK, Table
@@ -90,13 +90,13 @@ class Evaluator:
         most_answers = answered_rows(job)
         self._questions = questions(rows, most_answers) if most_answers else []
         self._tables: dict[str, Table] = {}
-        for number, raw in enumerate(parts(sent.get("tables")), 1):
+        for number, raw in enumerate(as_objects(sent.get("tables")), 1):
             table = TASK.table(raw, f"table {number}")
             self._tables[table.id] = table
         self._own: list[tuple[str, Function]] = []
         self._own_figures = OwnFigures(note)
         if ranks.rank() == 0:
-            for number, metric in enumerate(parts(sent.get("metrics"))):
+            for number, metric in enumerate(as_objects(sent.get("metrics"))):
                 self._own.append(imported(metric, number, "metric"))
         self._complained: set[str] = set()
         # The perplexity of a very large loss is missing until the loss is smaller.
@@ -228,13 +228,13 @@ def imported(sent: Mapping[str, object], number: int, what: str) -> tuple[str, F
 
     `what` is a metric or a reward, for messages.
     """
-    return text(sent.get("function")), _function(sent, number, what)
+    return as_str(sent.get("function")), _function(sent, number, what)
 
 
 def _function(sent: Mapping[str, object], number: int = 0, what: str = "metric") -> Function:
-    source = text(sent.get("source"))
-    path = text(sent.get("path"))
-    name = text(sent.get("function"))
+    source = as_str(sent.get("source"))
+    path = as_str(sent.get("path"))
+    name = as_str(sent.get("function"))
     module = ModuleType(f"workbench_{what}_{number}")
     module.__file__ = path
     # Tracebacks show the file's lines, although the file is not on this pod.

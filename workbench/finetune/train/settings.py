@@ -20,7 +20,7 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank import flight, store
 from workbench.agent.ranks import stacks
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import Facts, check
@@ -127,7 +127,7 @@ class Assignment:
             token_files=Path(raw["token_files"]) if raw.get("token_files") else None,
             not_read=tuple(raw.get("not_read") or ()),
             empty_answers=int(raw.get("empty_answers") or 0),
-            overlap=whole(raw.get("overlap")),
+            overlap=as_int(raw.get("overlap")),
             unasked=str(raw.get("unasked") or ""),
             remarks=raw.get("remarks") or {},
             notes=tuple(raw.get("notes") or ()),

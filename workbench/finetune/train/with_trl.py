@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workbench.agent.rank import collectives as ranks
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows
 from workbench.finetune.data.training.rows import Rows
@@ -72,7 +72,7 @@ def trl_trainer(
             note(
                 f"{train.equal} of {len(rows.train)} training pairs have the same tokens in both "
                 "answers, and teach nothing. Answers that agree up to "
-                f"{counted(encoder.answer_tokens, 'token')} are cut there"
+                f"{pluralize(encoder.answer_tokens, 'token')} are cut there"
             )
         return trainer_class(method)(
             parts=parts,

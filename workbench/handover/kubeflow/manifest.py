@@ -13,7 +13,7 @@ from typing import Any
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json, user_path
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.handover.kubeflow.files import config_files, handover_of
 from workbench.handover.kubeflow.kinds import KINDS
 from workbench.handover.kubeflow.objects import JobKind, KubeflowPlan, objects_of
@@ -80,10 +80,10 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     paths = RunPaths(path)
     raw = stored(read_json(paths.spec))
     run_id = str(read_json(paths.info).get("id", path.name))
-    cluster = part(raw, "cluster")
-    job = job_from_dict(part(raw, "job"))
-    run_pod = PodSpec.from_dict(part(cluster, "pods"))
-    backend = part(cluster, "backend")
+    cluster = get_object(raw, "cluster")
+    job = job_from_dict(get_object(raw, "job"))
+    run_pod = PodSpec.from_dict(get_object(cluster, "pods"))
+    backend = get_object(cluster, "backend")
     # Options of the cluster's own Kubernetes place are the default.
     options = HandoverOptions.from_dict(
         {**(backend if backend.get("kind") == HandoverOptions.kind else {}), **given}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_given
-from workbench.base.json_values import Json, items, part, text
+from workbench.base.json_values import Json, as_list, as_str, get_object
 
 _PYPI = "https://pypi.org/simple"
 _EXPORT = (
@@ -94,15 +94,15 @@ def _indexes(path: Path) -> list[str]:
     """Return an option of pip for each index of the lock except PyPI, which pip knows."""
     lock = read_toml(read_given(path), str(path))
     found: dict[str, None] = {}
-    for package in items(lock.get("package")):
+    for package in as_list(lock.get("package")):
         if not isinstance(package, dict):
             continue
-        registry = text(part(package, "source").get("registry"))
+        registry = as_str(get_object(package, "source").get("registry"))
         if not registry or registry.rstrip("/") == _PYPI:
             continue
         if "://" not in registry or registry.startswith("file:"):
             raise ConfigError(
-                f"{path}: {text(package.get('name'))} comes from the folder {registry} of this "
+                f"{path}: {as_str(package.get('name'))} comes from the folder {registry} of this "
                 "machine, which is not on the pods. Put the package into the script's folder, or "
                 "lock a published version"
             )

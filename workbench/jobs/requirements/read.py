@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_bytes, read_given, user_path
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.jobs.requirements.lock import export_lock, read_toml
 from workbench.jobs.requirements.requirements import (
     OPTIONS,
@@ -220,7 +220,7 @@ def _check_option(line: str, where: str) -> None:
 
 def _of_project(path: Path) -> Requirements:
     table = read_toml(_read(path), str(path))
-    project = part(table, "project")
+    project = get_object(table, "project")
     if not project:
         raise ConfigError(f"{path} has no [project] with dependencies. Give a list of requirements")
     notes = []

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.json_values import Json, items, text
+from workbench.base.json_values import Json, as_list, as_str
 from workbench.base.redact import Redactor, mask_secrets
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -70,12 +70,12 @@ class Requirements:
     def read(cls, facts: Json) -> Self:
         """Read the JSON form of `facts`."""
         return cls(
-            source=text(facts.get("source")),
-            lines=[text(line) for line in items(facts.get("lines"))],
-            constraints=[text(line) for line in items(facts.get("constraints"))],
-            requires_python=text(facts.get("requires_python")),
+            source=as_str(facts.get("source")),
+            lines=[as_str(line) for line in as_list(facts.get("lines"))],
+            constraints=[as_str(line) for line in as_list(facts.get("constraints"))],
+            requires_python=as_str(facts.get("requires_python")),
             isolated=facts.get("isolated") is True,
-            notes=[text(note) for note in items(facts.get("notes"))],
+            notes=[as_str(note) for note in as_list(facts.get("notes"))],
         )
 
     def facts(self) -> dict[str, object]:
@@ -104,7 +104,7 @@ class Requirements:
             >>> Requirements(source="the header of train.py", lines=["trl"], isolated=True).words
             '1 requirement of the header of train.py, isolated from the packages of the pods'
         """
-        many = f"{counted(len(self.packages), 'requirement')} of {self.source}"
+        many = f"{pluralize(len(self.packages), 'requirement')} of {self.source}"
         if self.isolated:
             many += ", isolated from the packages of the pods"
         return many

@@ -22,11 +22,11 @@ from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
-from workbench.base.json_values import items, number, text, whole
+from workbench.base.json_values import as_float, as_int, as_list, as_str
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
-from workbench.base.words import told
+from workbench.base.words import truncate
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.awake import uptime_clock
 from workbench.keeper.link.environments import make_environment
@@ -146,21 +146,21 @@ class AgentLink(PodFiles):
         # Measure again: the first answer includes the start of the remote process, up to 1 s.
         readings = [self._look_at_its_clock() for _ in range(_LOOKS)]
         _, self.clock_offset_s = min(readings)
-        pid = whole(hello.get("pid"))
+        pid = as_int(hello.get("pid"))
         if pid is None:
             raise self._error(f"the agent of {self.pod.name} names no process id", "hello")
         self.agent_pid = pid
-        self.agent_replaced = mask_secrets(told(text(hello.get("replaced"))))
+        self.agent_replaced = mask_secrets(truncate(as_str(hello.get("replaced"))))
         self._own_address = ""
         with suppress(ValueError):  # the pod's own name
-            self._own_address = str(ipaddress.ip_address(text(hello.get("address"))))
-        self.interface = text(hello.get("interface"))
+            self._own_address = str(ipaddress.ip_address(as_str(hello.get("address"))))
+        self.interface = as_str(hello.get("interface"))
         if self.interface and not _INTERFACE.fullmatch(self.interface):
             raise self._error(f"the agent of {self.pod.name} names no network interface", "hello")
         self.interfaces = tuple(
-            filter(_INTERFACE.fullmatch, map(text, items(hello.get("interfaces"))))
+            filter(_INTERFACE.fullmatch, map(as_str, as_list(hello.get("interfaces"))))
         )
-        self.cores = number(hello.get("cores")) or 0.0
+        self.cores = as_float(hello.get("cores")) or 0.0
 
     @property
     def address(self) -> str:
@@ -172,7 +172,7 @@ class AgentLink(PodFiles):
         answer = self.call("hello")
         after = now_s()
         middle = (before + after) / 2
-        its_s = number(answer.get("time_s"))
+        its_s = as_float(answer.get("time_s"))
         if its_s is None:
             raise self._error(f"the agent of {self.pod.name} tells no time", "hello")
         return after - before, its_s - middle
@@ -208,7 +208,7 @@ class AgentLink(PodFiles):
             limit_s = self.answer_s if timeout_s is None else timeout_s
             return line.call({"op": op, **fields}, limit_s)
         except (rpc.Refused, TooLong) as refusal:
-            raise self._error(f"{self.pod.name}: {told(refusal)}", op) from refusal
+            raise self._error(f"{self.pod.name}: {truncate(refusal)}", op) from refusal
         except _BROKEN as error:
             raise self._lost(line, op, error) from error
 
@@ -250,7 +250,7 @@ class AgentLink(PodFiles):
             if refusal.answer.get("full"):
                 free = self._free_bytes()
                 raise disk_full(self.pod.root, None, free, where=self.pod.name) from refusal
-            raise self._error(f"{self.pod.name}: {told(refusal)}", op) from refusal
+            raise self._error(f"{self.pod.name}: {truncate(refusal)}", op) from refusal
         except TooLong as error:
             raise self._error(f"{self.pod.name}: {error}", op) from error
         except (OSError, EOFError, ValueError) as error:
@@ -271,7 +271,7 @@ class AgentLink(PodFiles):
     def _stamp_now(self, path: str) -> str:
         with suppress(RemoteError):
             answer = self.call("stamp", path=path)
-            return text(answer.get("stamp"))
+            return as_str(answer.get("stamp"))
         return ""
 
     def _free_bytes(self) -> int:
@@ -427,7 +427,7 @@ class AgentLink(PodFiles):
             )
         if answer.get("state") != "made":
             # The address of an index may contain a password.
-            words = told(f"{text(answer.get('why'))}\n{text(answer.get('tail'))}")
+            words = truncate(f"{as_str(answer.get('why'))}\n{as_str(answer.get('tail'))}")
             why = mask_secrets(words.strip())
             raise PodError(f"could not install {asked} on {self.pod.name}: {why}")
 

@@ -14,7 +14,7 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
-from workbench.base.words import told
+from workbench.base.words import truncate
 from workbench.keeper.decisions import DecisionLog, RunDecisions
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
@@ -145,7 +145,7 @@ def _stacks_in(answer: Mapping[str, object], pod: str, ranks: Collection[int]) -
         for name, text in by_name.items():
             if name not in ranks_by_name or not isinstance(text, str):
                 break
-            stacks[ranks_by_name[name]] = told(text, _STACK_LETTERS)
+            stacks[ranks_by_name[name]] = truncate(text, _STACK_LETTERS)
         else:
             return stacks
     raise RunError(

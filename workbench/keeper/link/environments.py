@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.json_values import text
+from workbench.base.json_values import as_str
 
 if TYPE_CHECKING:
     from workbench.keeper.link.agent import AgentLink
@@ -45,7 +45,7 @@ def make_environment(
         answer = link.retry_until_lease(ask, unwanted=unwanted)
         is_busy = answer.get("state") == "busy"
         if is_busy and (not stop or now < end_by):
-            show(text(answer.get("line")))
+            show(as_str(answer.get("line")))
             time.sleep(_LOOK_S)
             continue
         if stop and answer.get("state") != "made":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_bytes, records, write_bytes
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.resource_limits import start_thread
 from workbench.pods.pod import Pod, Report
@@ -237,7 +237,7 @@ class PodFiles:
         def fetch(route: SshRoute, tell: Progress) -> str:
             return fetch_file(route, folder, local, tell, names)
 
-        self._carry(counted(len(names), "file"), fetch)
+        self._carry(pluralize(len(names), "file"), fetch)
 
     def _local_store(self) -> Path | None:
         """Return the local folder of the pod's store. None: the pod does not share the store."""

@@ -14,7 +14,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.redact import Redactor
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import uptime_clock
@@ -212,7 +212,7 @@ class Attempt:
 
         def free_port(link: AgentLink) -> int:
             answer = link.call("free_port", address=address)
-            port = whole(answer.get("port"))
+            port = as_int(answer.get("port"))
             if port is None or not 0 < port <= _LAST_PORT:
                 raise RemoteError(
                     f"the agent of {link.pod.name} names no free port. "

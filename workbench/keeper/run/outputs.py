@@ -15,8 +15,8 @@ from pathlib import Path
 
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_bytes, read_json, records, write_json
-from workbench.base.json_values import items, text, whole
-from workbench.base.words import counted, middle_cut, plain, short_list, size
+from workbench.base.json_values import as_int, as_list, as_str
+from workbench.base.words import middle_cut, pluralize, short_list, size, strip_controls
 from workbench.jobs.ignore_patterns import IgnorePatterns
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
@@ -79,7 +79,7 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
         "below": LARGE,
     }
     raw = link.work("list_outputs", _LISTED_S, **fields)
-    lists = {name: items(value) for name, value in raw.items()}
+    lists = {name: as_list(value) for name, value in raw.items()}
     out = lists.get("out", [])
     script = lists.get("script", [])
     links = lists.get("links", [])
@@ -203,7 +203,7 @@ class FolderCollector:
         where = f"on {pod} in {folder}"
         notes = []
         for why, kept in stay.items():
-            many = counted(len(kept), "file")
+            many = pluralize(len(kept), "file")
             total = sum(file.size for file in kept)
             bytes_ = size(total)
             notes.append(f"not copied back: {many} ({bytes_}) {where}; {why}")
@@ -253,7 +253,7 @@ class FolderCollector:
             files = self._files_to_come
             bytes_ = size(self._bytes_to_come)
         if files:
-            many = counted(files, "file")
+            many = pluralize(files, "file")
             self._report(f"copying the script's files back: {many} ({bytes_}) to come")
         else:
             self._report("copying results back")
@@ -297,7 +297,7 @@ def _here(target: Path, file: OutputFile, before: str) -> str:
 
 def _shown(name: str) -> str:
     """Make a name that a pod chose fit for a note."""
-    return middle_cut(plain(name), _LONGEST_SHOWN)
+    return middle_cut(strip_controls(name), _LONGEST_SHOWN)
 
 
 def _files(raw: Iterable[object]) -> list[OutputFile]:
@@ -306,7 +306,7 @@ def _files(raw: Iterable[object]) -> list[OutputFile]:
     for entry in raw:
         match entry:
             case [str() as name, size_, str() as digest] if name not in files:
-                bytes_ = whole(size_)
+                bytes_ = as_int(size_)
                 if bytes_ is not None and bytes_ >= 0:
                     files[name] = OutputFile(name, bytes_, digest)
     return list(files.values())
@@ -340,7 +340,7 @@ def bring_back(
     before = {}
     old = {}
     for name, value in read_json(paths.manifest).items():
-        digest = text(value)
+        digest = as_str(value)
         before[name] = digest
         if is_output(name):
             old[name] = digest

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.json_values import parse_json, part, text
-from workbench.base.words import short_list, told
+from workbench.base.json_values import as_str, get_object, parse_json
+from workbench.base.words import short_list, truncate
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -105,20 +105,20 @@ class Packages:
         folder = link.packages_folder(self._context.spec.cluster.pods.pip)
         argv = [link.pod.python, "-c", _LOOK, folder, *(each.name for each in needed)]
         try:
-            found = part({"found": parse_json(link.run(argv, again=True))}, "found")
+            found = get_object({"found": parse_json(link.run(argv, again=True))}, "found")
         except ValueError:
             # The pod prints other text too. The ranks check their packages themselves.
             logger.warning("%s did not answer which packages it has", link.pod.name)
             return
         for each in needed:
-            has = text(found.get(each.name))
+            has = as_str(found.get(each.name))
             if has and not _is_older(has, each.least):
                 continue
             asked = f"{each.name}>={each.least}"
             raise self._error(
                 link,
                 f"{each.reason} needs the package {each.name} {each.least} or later, and "
-                f"{link.pod.name} has {told(has) or 'none'}. Ask for the package by "
+                f"{link.pod.name} has {truncate(has) or 'none'}. Ask for the package by "
                 f"PodSpec(pip=[\"{asked}\"]), or use an image with pip install '{asked}'",
             )
 
@@ -145,7 +145,7 @@ class Packages:
             show=partial(self._show, link),
         )
         state = answer.get("state")
-        if state == "made" and not text(answer.get("line")):
+        if state == "made" and not as_str(answer.get("line")):
             return  # the environment was there before
         self._fetch_log(link)
         if state == "late":
@@ -154,7 +154,7 @@ class Packages:
             raise self._failure(link, needs, answer)
 
     def _show(self, link: AgentLink, line: str) -> None:
-        self._lines[link.pod.name] = self._context.redact(told(line)) if line else ""
+        self._lines[link.pod.name] = self._context.redact(truncate(line)) if line else ""
         parts = [f"{pod}: {line}" for pod, line in sorted(self._lines.items()) if line]
         self._journal.hint("; ".join(parts))
 
@@ -162,9 +162,9 @@ class Packages:
         self, link: AgentLink, needs: Requirements, answer: Mapping[str, object]
     ) -> PackagesError:
         asked = short_list(needs.packages)
-        why = told(text(answer.get("why"))) or "the agent of the pod named no reason"
+        why = truncate(as_str(answer.get("why"))) or "the agent of the pod named no reason"
         message = f"{asked} ({needs.source}) could not be installed: {why}{needs.way_out}"
-        return self._error(link, message, text(answer.get("tail")))
+        return self._error(link, message, as_str(answer.get("tail")))
 
     def _error(self, link: AgentLink, message: str, tail: str = "") -> PackagesError:
         redact = self._context.redact
@@ -176,7 +176,7 @@ class Packages:
             pod=link.pod.name,
             kind="packages",
             message=redact(message),
-            traceback=redact(told(tail, _TAIL_LETTERS)) if tail else "",
+            traceback=redact(truncate(tail, _TAIL_LETTERS)) if tail else "",
         )
         return PackagesError(fault)
 

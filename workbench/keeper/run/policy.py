@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from workbench.base.clock import now_s
-from workbench.base.json_values import Json, items, number, text
+from workbench.base.json_values import Json, as_float, as_list, as_str
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.rundir.outcome import first_cause, only_echoes
 from workbench.rundir.register.store import DecisionKind
@@ -70,10 +70,10 @@ class Loss:
     def read(cls, facts: Json) -> Loss:
         """Read the facts of a log. A missing fact has an empty value."""
         return cls(
-            what=text(facts.get("what")),
-            why=text(facts.get("why")),
-            pods=[text(name) for name in items(facts.get("pods"))],
-            lost_s=number(facts.get("lost_s")) or now_s(),
+            what=as_str(facts.get("what")),
+            why=as_str(facts.get("why")),
+            pods=[as_str(name) for name in as_list(facts.get("pods"))],
+            lost_s=as_float(facts.get("lost_s")) or now_s(),
         )
 
     @property

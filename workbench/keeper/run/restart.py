@@ -13,7 +13,7 @@ from functools import partial
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.json_values import Json, text, whole
+from workbench.base.json_values import Json, as_int, as_str
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.launch import LauncherProcess
@@ -72,7 +72,7 @@ def restart_on(
         inherited=False,
     )
     # A dead keeper may have rewritten the inputs for another number of ranks already.
-    before = whole(read_json(context.paths.job).get("ranks")) or len(context.places)
+    before = as_int(read_json(context.paths.job).get("ranks")) or len(context.places)
     step, batch = context.spec.job.resumed(
         context.paths.root,
         gpus=context.spec.cluster.pods.gpus,
@@ -266,14 +266,14 @@ def _on_pod(context: RunContext, link: AgentLink, answer: Json) -> _OnPod:
     """Read the answer of an agent to `rejoin`. Raise PodGone for another form."""
     inherited = answer.get("inherited")
     phases = answer.get("phases")
-    attempt = whole(answer.get("attempt"))
-    restart = whole(answer.get("restart"))
+    attempt = as_int(answer.get("attempt"))
+    restart = as_int(answer.get("restart"))
     last = context.attempt + _MOST_UNRECORDED
     match phases, inherited, attempt, restart:
         case [*names], bool(), int(), int() if all(isinstance(name, str) for name in names):
             if 0 <= attempt <= last and 0 <= restart <= context.spec.job.restarts:
                 return _OnPod(
-                    phases=[text(name) for name in names],
+                    phases=[as_str(name) for name in names],
                     inherited=inherited,
                     attempt=attempt,
                     restart=restart,

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_text
-from workbench.base.json_values import number, part
+from workbench.base.json_values import as_float, get_object
 from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import (
     CheckpointCollector,
@@ -632,8 +632,8 @@ def _events_of(decided: RunDecisions | None) -> list[Event]:
     """Return the events of all restarts of a run in the log of decisions."""
     events = []
     for raw in decided.events if decided is not None else ():
-        time_s = number(raw.get("time_s")) or now_s()
-        data = part(raw, "data")
+        time_s = as_float(raw.get("time_s")) or now_s()
+        data = get_object(raw, "data")
         event = Event(time_s=time_s, rank=None, kind=EventKind.RESTARTED, data=data)
         events.append(event)
     return events

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from workbench.base.errors import RemoteError, WorkbenchError
-from workbench.base.words import counted, short_list, size
+from workbench.base.words import pluralize, short_list, size
 from workbench.jobs.job import OF_THE_RUN, Job
 from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.link.agent import PodGone
@@ -88,7 +88,7 @@ def _notes_on_the_way(
         )
     match output_facts(context.paths):
         case {"output_files": int() as files, "output_bytes": int() as bytes_}:
-            notes.append(f"outputs/ has {counted(files, 'file')} ({size(bytes_)})")
+            notes.append(f"outputs/ has {pluralize(files, 'file')} ({size(bytes_)})")
     notes += brought.notes
     return notes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workbench.base.clock import now_s
-from workbench.base.words import told
+from workbench.base.words import truncate
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.outcome import RankStatus
 from workbench.rundir.totals import RunTotals
@@ -77,7 +77,7 @@ class RunLedger:
         warnings = [str(restart) for restart in self.totals.restarts]
         for event in self.totals.failed_saves:
             step = event.whole("step")
-            warnings.append(f"no checkpoint of step {step}: {told(event.text('message'))}")
+            warnings.append(f"no checkpoint of step {step}: {truncate(event.text('message'))}")
         warnings += self.totals.notes
         for pod, words in self.removed.items():
             warnings.append(

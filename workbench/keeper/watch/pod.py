@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
-from workbench.base.json_values import numbers_of, parts, text, whole
-from workbench.base.words import told
+from workbench.base.json_values import as_int, as_objects, as_str, numbers_of
+from workbench.base.words import truncate
 from workbench.keeper.awake import uptime_clock
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -192,7 +192,7 @@ class PodWatch:
         ended = all(rank.phase == "exited" for rank in ranks)
         # After all ranks have ended, retry failed writes once more.
         more = bool(chunks) or (ended and self._collector.try_last())
-        live = whole(answer.get("live_processes"))
+        live = as_int(answer.get("live_processes"))
         if live is None or live < 0:
             raise ValueError(f"{self._link.pod.name} reports no number of live processes")
         self._reports.put(
@@ -202,10 +202,10 @@ class PodWatch:
                 events=events,
                 live_processes=live,
                 cut=next(iter(self._collector.cut.values()), ""),
-                full=told(text(answer.get("full"))),
-                removed=told(text(answer.get("removed"))),
+                full=truncate(as_str(answer.get("full"))),
+                removed=truncate(as_str(answer.get("removed"))),
                 drained=not more,
-                gpus=[_gpu(gpu) for gpu in parts(answer.get("gpus"))],
+                gpus=[_gpu(gpu) for gpu in as_objects(answer.get("gpus"))],
             )
         )
         taken = sum(self._collector.offsets.values()) - before
@@ -229,7 +229,7 @@ class PodWatch:
 def _gpu(raw: Mapping[str, object]) -> Mapping[str, float]:
     """Return the figures of a GPU. The index stays a whole number: results name GPUs by it."""
     figures: dict[str, float] = numbers_of(raw)
-    index = whole(raw.get("index"))
+    index = as_int(raw.get("index"))
     if index is not None:
         figures["index"] = index
     return figures

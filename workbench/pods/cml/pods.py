@@ -24,7 +24,7 @@ from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.files import records, write_text
 from workbench.base.process import POD_MARK, end_all, process_start_time
 from workbench.base.record import Count, Positive, Unit
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.pods.bootstrap.guardian import WorkerConfig
 from workbench.pods.bootstrap.machine import check_gpus
 from workbench.pods.bootstrap.process import tail_of
@@ -163,7 +163,7 @@ class CMLPods(Place):
                 self._launch_one(context.directory, config, spec)
             # The own session is a pod without a new worker.
             asked = [name for name in names if not self._is_session(name)]
-            workers = counted(len(asked), "worker")
+            workers = pluralize(len(asked), "worker")
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
             context.report(f"asked Cloudera ML for {workers}{own_pod}")
             # The platform's own wait tells failed workers apart from late workers.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.pods.hosts.names import with_hops
 
 _CERTIFICATE = re.compile(r"Type: \S+ (?:user|host) certificate")
@@ -137,7 +137,7 @@ def _text_of(certificate: str) -> str:
 
 
 def _of_agent(key_id: str) -> str:
-    return f"{plain(key_id)[:100]!r} of the agent"
+    return f"{strip_controls(key_id)[:100]!r} of the agent"
 
 
 def _output(argv: Sequence[str], given: str, agent: str = "") -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import load_json, write_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
-from workbench.base.json_values import items, text
+from workbench.base.json_values import as_list, as_str
 from workbench.pods.hosts.remote_helper import check_names
 from workbench.pods.pod import Pod
 
@@ -81,8 +81,8 @@ def _content(noted: Mapping[str, object]) -> Note:
     for pod in pods:
         check_names(folder, pod.name)
     ways = []
-    for way in items(noted.get("ways")):
-        ways.append([str(word) for word in items(way)])
+    for way in as_list(noted.get("ways")):
+        ways.append([str(word) for word in as_list(way)])
     if ways and len(ways) != len(pods):
         raise ValueError("it names not each pod's way")
-    return Note(folder=folder, pods=pods, ways=ways, trusted=text(noted.get("trusted")))
+    return Note(folder=folder, pods=pods, ways=ways, trusted=as_str(noted.get("trusted")))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from workbench.base import process, versions
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files import folders
-from workbench.base.json_values import items, parts
+from workbench.base.json_values import as_list, as_objects
 from workbench.base.machine import limits, nvml, seats
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import remote_helper
@@ -197,7 +197,7 @@ def create_pod_folder(
     if "no_seats" in answer:
         raise ConfigError(f"{where}: no GPU can be taken: {answer['no_seats']}")
     if "taken" in answer:
-        lines = "\n".join(seats.taken_words(each) for each in parts(answer["taken"]))
+        lines = "\n".join(seats.taken_words(each) for each in as_objects(answer["taken"]))
         raise ConfigError(
             f"{where}: fewer than {request['gpus']} GPUs are free. Wait for a GPU, ask for fewer"
             f" GPUs, or take another host. Taken:\n{lines}"
@@ -226,7 +226,7 @@ def remove_pod_folder(
         raise PodError(f"{pod.name}: {python} on {pod.address} said: {error}") from error
     if answer.get("left") or answer.get("there") or "error" in answer:
         raise PodError(f"{pod.name} on {pod.address} is not quite gone: {json.dumps(answer)[:500]}")
-    return [str(line) for line in items(answer.get("log"))]
+    return [str(line) for line in as_list(answer.get("log"))]
 
 
 def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Literal
 
 from workbench.base.errors import BackendError, ConfigError
-from workbench.base.json_values import part, text
-from workbench.base.words import plain
+from workbench.base.json_values import as_str, get_object
+from workbench.base.words import strip_controls
 from workbench.pods.kubernetes.login import LoginFailed, LoginWait
 from workbench.pods.kubernetes.manifests import kueue
 from workbench.pods.kubernetes.manifests.objects import Manifest, Owner
@@ -80,14 +80,14 @@ class KubeApi:
         function = self._function("create", kind)
         try:
             made = self._call("create", kind, function, self.namespace, manifest)
-            if "uid" not in part(made, "metadata"):
+            if "uid" not in get_object(made, "metadata"):
                 raise self._foreign(json.dumps(made))
             return made
         except _MadeBefore:  # by an earlier try whose answer was lost: the names are ours alone
             if kind != "pod":
                 return manifest
-            metadata = part(manifest, "metadata")
-            return self.read_pod(text(metadata.get("name")))
+            metadata = get_object(manifest, "metadata")
+            return self.read_pod(as_str(metadata.get("name")))
 
     def delete(self, kind: Kind, name: str, uid: str = "", *, grace_s: int | None = None) -> None:
         """Delete an object if it exists and still has the given uid."""
@@ -213,7 +213,7 @@ class KubeApi:
             response = self._once(
                 ("get", "namespace"), self._core.read_namespace, name, _request_timeout=limits_s
             )
-            metadata = part(self.read(response.data), "metadata")
+            metadata = get_object(self.read(response.data), "metadata")
             return (
                 f"the namespace {name} is being deleted" if "deletionTimestamp" in metadata else ""
             )
@@ -388,8 +388,9 @@ class KubeApi:
         if not status:
             return ApiRefusal(
                 f"there is no TLS connection to the Kubernetes API server {self.host}:"
-                f" {plain(str(error.reason))}. Check server:, the certificate authority and the"
-                " client's certificate in the kubeconfig. A proxy on the way may have answered",
+                f" {strip_controls(str(error.reason))}. Check server:, the certificate authority"
+                " and the client's certificate in the kubeconfig. A proxy on the way may have"
+                " answered",
                 _FOREIGN,
             )
         # A page of HTML, or a redirect, comes from a proxy or a login page.
@@ -490,7 +491,7 @@ def _excerpt(body: str) -> str:
         kind = "an HTML page"
         titled = _TITLE.search(body)
         body = titled[1] if titled else _TAG.sub(" ", body[:20_000])
-    return f'{kind} "{plain(body)[:200]}"'
+    return f'{kind} "{strip_controls(body)[:200]}"'
 
 
 def _mistakes(error: ValueError) -> str:

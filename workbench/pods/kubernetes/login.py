@@ -20,7 +20,7 @@ from typing import Any
 
 from workbench.base.child import kill_group
 from workbench.base.errors import BackendError
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.pods.pod import Report
 
 _LIMIT_S = 60.0
@@ -88,7 +88,9 @@ def credentials(
             start_new_session=not interactive,
         )
     except FileNotFoundError as error:
-        hint = plain(str(helper.get("installHint") or "Install it, or use another kubeconfig"))
+        hint = strip_controls(
+            str(helper.get("installHint") or "Install it, or use another kubeconfig")
+        )
         raise LoginFailed(f"its login helper {name} is not on this machine. {hint}") from error
     except OSError as error:
         words = error.strerror
@@ -155,11 +157,11 @@ def _name(argv: Sequence[str]) -> str:
         if word.startswith("-"):
             break
         parts.append(word)
-    return plain(" ".join(parts))
+    return strip_controls(" ".join(parts))
 
 
 def _words(said: bytes) -> str:
-    return plain(said.decode(errors="replace")[-_MOST_WORDS:])
+    return strip_controls(said.decode(errors="replace")[-_MOST_WORDS:])
 
 
 def _read(answer: bytes, version: str) -> tuple[Mapping[str, Any], str]:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
-from workbench.base.json_values import part, text
+from workbench.base.json_values import as_str, get_object
 from workbench.base.versions import VERSION
 from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
@@ -253,7 +253,7 @@ class Session:
                 self._made.append((asked["name"], ""))
             made = self._api.create(kind, manifest)
             if kind == "pod":
-                uid = text(part(made, "metadata").get("uid"))
+                uid = as_str(get_object(made, "metadata").get("uid"))
                 self._made[-1] = (asked["name"], uid)
             return made
 

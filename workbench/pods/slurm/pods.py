@@ -28,11 +28,11 @@ from workbench.base.errors import (
     WorkbenchError,
 )
 from workbench.base.files import records, write_bytes, write_text
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.base.package import package_zip
 from workbench.base.process import POD_MARK
 from workbench.base.record import Allowed, Positive, Text, Unit
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.pods.bootstrap.guardian import WorkerConfig
 from workbench.pods.bootstrap.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
@@ -204,7 +204,7 @@ class SlurmPods(Place):
                 context.report(f"Slurm queues job {number} again")
             else:
                 number = self._submit(name, names, spec, context, taken)
-                context.report(f"asked Slurm for {counted(len(names), 'node')}: job {number}")
+                context.report(f"asked Slurm for {pluralize(len(names), 'node')}: job {number}")
             watch = _StartWatch(self, number, names, context)
             try:
                 came = rendezvous.wait(
@@ -408,8 +408,8 @@ class SlurmPods(Place):
     def _recall(self, directory: Path) -> None:
         note = read_note(directory, JOBS)
         self._folder = directory.absolute() / "pods"
-        self._ids = {name: str(number) for name, number in part(note, "ids").items()}
-        self._job_of = {pod: str(name) for pod, name in part(note, "job_of").items()}
+        self._ids = {name: str(number) for name, number in get_object(note, "ids").items()}
+        self._job_of = {pod: str(name) for pod, name in get_object(note, "job_of").items()}
         self._files = []
         if note:
             configs = records.files_in(self._folder, "pod-*.json")

@@ -21,7 +21,7 @@ import paramiko
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import write_bytes
 from workbench.base.files.disk import full_disk_named
-from workbench.base.json_values import text, whole
+from workbench.base.json_values import as_int, as_str
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import LARGE, far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, Lingers, RemoteStream, complete
@@ -160,7 +160,7 @@ class SSHConnection:
 
     def size(self, remote: str | PurePosixPath) -> int:
         answer = self._ask_far_end(["size", str(remote)])
-        return whole(answer.get("size")) or 0
+        return as_int(answer.get("size")) or 0
 
     def put_bytes(self, data: bytes, remote: str | PurePosixPath) -> None:
         """Send a small file (0600), replacing what is there; missing folders are made (0700)."""
@@ -180,7 +180,7 @@ class SSHConnection:
         """
         words = ["holds", str(remote), digest, stamp]
         answer = self._ask_far_end(words)
-        return text(answer.get("stamp"))
+        return as_str(answer.get("stamp"))
 
     def get(self, remote: str | PurePosixPath, local: Path) -> bool:
         """Fetch a small file, replacing what is there; missing folders are made.
@@ -207,7 +207,7 @@ class SSHConnection:
                 if not header and b"\n" in come:
                     header = bytes(come.partition(b"\n")[0])
                     facts = far_end_answer(header, self.pod.name, self.pod.address)
-                    size = whole(facts.get("size")) or 0
+                    size = as_int(facts.get("size")) or 0
                     # A large file takes the way that continues after a break.
                     if size >= LARGE:
                         stream.channel.close()  # a trap of the login is cut

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from workbench.base.errors import RemoteError
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 
 # In single quotes: no line break, no quote of that kind, no `!` and no backslash, since csh and
 # fish give these a meaning inside quotes.
@@ -74,7 +74,7 @@ class Output:
     @property
     def words(self) -> str:
         """The beginning of the login's own output before the command, or after its end."""
-        return plain(self._words.decode(errors="replace"))[:_SHOWN]
+        return strip_controls(self._words.decode(errors="replace"))[:_SHOWN]
 
     def _after_opening(self, data: bytes) -> bytes:
         before, found, rest = data.partition(self._opening)
@@ -115,7 +115,7 @@ def why_no_command(login: str, exit_code: int | None, said: str) -> str:
 
     `login`: as `Pod.login`.
     """
-    words = plain(_OURS.sub("…", said))[-_SHOWN:]
+    words = strip_controls(_OURS.sub("…", said))[-_SHOWN:]
     return (
         f"the login {login} runs no commands: it ended with exit code {exit_code} and printed"
         f" {repr(words) if words else 'nothing'}."

@@ -24,7 +24,7 @@ from workbench.base.errors import ConfigError, PodError, PodTimeout, WorkbenchEr
 from workbench.base.files import folders, read_text, write_text
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import runtime_folder
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.pods.pod import Report, no_report
 from workbench.pods.ssh.child import stands
 from workbench.pods.ssh.identity import config_path
@@ -177,7 +177,7 @@ class Master:
             asked = _TOUCH.findall(os.pread(self._errors.fileno(), _MOST_ERRORS, 0))
             if asked and asked[-1] != told:
                 told = asked[-1]
-                words = plain(told.decode(errors="replace"))
+                words = strip_controls(told.decode(errors="replace"))
                 report(f"{self.host}: ssh waits for a touch of your security key. {words}")
             if not self.is_running or time.monotonic() > until:
                 return self.is_up
@@ -247,7 +247,7 @@ def said_by(data: bytes) -> str:
     lines = [line for line in shown if not _OF_GUARD.search(line)]
     telling = [line.strip() for line in lines if not _NOISE.search(line)] or lines
     last = list(dict.fromkeys(telling))[-_LINES:]
-    return plain("; ".join(last))[-_SHOWN:]
+    return strip_controls("; ".join(last))[-_SHOWN:]
 
 
 def is_refusal(said: str) -> bool:

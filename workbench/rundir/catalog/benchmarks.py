@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.files import read_json, write_text
-from workbench.base.json_values import json_text, number, parts, text
+from workbench.base.json_values import as_float, as_objects, as_str, json_text
 from workbench.rundir.paths import RunPaths
 
 _BEFORE = "before"
@@ -18,7 +18,7 @@ _BEFORE = "before"
 
 def evaluations_of(paths: RunPaths) -> list[Mapping[str, Any]]:
     """Return the evaluations of a run's model, the newest last."""
-    return list(parts(read_json(paths.benchmarks).get("evaluations")))
+    return list(as_objects(read_json(paths.benchmarks).get("evaluations")))
 
 
 def add_evaluation(paths: RunPaths, evaluation: Mapping[str, Any]) -> None:
@@ -31,10 +31,10 @@ def benchmark_figures(paths: RunPaths) -> dict[str, float]:
     """Return the last figures of a run's model by name, and of its base by name and `before`."""
     figures: dict[str, float] = {}
     for evaluation in evaluations_of(paths):
-        for score in parts(evaluation.get("scores")):
-            name = text(score.get("name"))
+        for score in as_objects(evaluation.get("scores")):
+            name = as_str(score.get("name"))
             for key, title in (("trained", name), ("base", f"{name} {_BEFORE}")):
-                value = number(score.get(key))
+                value = as_float(score.get(key))
                 if name and value is not None:
                     figures[title] = value
     return figures

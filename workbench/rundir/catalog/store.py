@@ -13,10 +13,10 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError, shortened
 from workbench.base.files import read_json, read_text, write_json
-from workbench.base.json_values import items, part, problem_in, text
+from workbench.base.json_values import as_list, as_str, get_object, problem_in
 from workbench.base.record.tolerant import Number, Whole
 from workbench.base.redact import Redactor, mask_secrets
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.jobs.registry import table_columns
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
@@ -142,7 +142,7 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
     # A run with damaged files must not hide the other runs.
     except Exception as error:
         logger.exception("reading %s", paths.root)
-        message = f"{paths.root} cannot be read: {plain(str(error))}"
+        message = f"{paths.root} cannot be read: {strip_controls(str(error))}"
         return RunRecord(
             path=paths.root,
             state=RunState.LOST,
@@ -172,8 +172,8 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
         facts["message"] = problem
     if not facts.get("hosts"):
         facts["hosts"] = hosts_in(paths.hostfile)
-    facts["metrics"] = {**part(facts, "metrics"), **benchmark_figures(paths)}
-    facts |= part(info, "benchmark")
+    facts["metrics"] = {**get_object(facts, "metrics"), **benchmark_figures(paths)}
+    facts |= get_object(info, "benchmark")
     facts |= asdict(read_label(paths))
     facts["id"] = id_of(paths)
     facts["submitted_s"] = info.get("submitted_s")
@@ -201,7 +201,7 @@ def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:
     spec = read_json(paths.spec)
-    job = part(spec, "job")
+    job = get_object(spec, "job")
     if not job:
         return {}
     columns = table_columns(job)
@@ -227,18 +227,20 @@ def read_label(paths: RunPaths) -> Label:
     raw = read_json(paths.label)
     texts = {}
     for name, most in _LONGEST.items():
-        masked = mask_secrets(text(raw.get(name)))
+        masked = mask_secrets(as_str(raw.get(name)))
         texts[name] = masked[:most]
-    tags = [mask_secrets(text(tag))[:_LONGEST_TAG] for tag in items(raw.get("tags"))[:_MOST_TAGS]]
+    tags = [
+        mask_secrets(as_str(tag))[:_LONGEST_TAG] for tag in as_list(raw.get("tags"))[:_MOST_TAGS]
+    ]
     return Label(**texts, tags=_distinct(tags))
 
 
 def write_label(paths: RunPaths, **changes: object) -> None:
     """Change name, note or tags of a run; mask secrets of the job and text that looks like one."""
     spec = read_json(paths.spec)
-    pods = part(part(spec, "cluster"), "pods")
-    job = part(spec, "job")
-    env = {**part(pods, "env"), **part(job, "env")}
+    pods = get_object(get_object(spec, "cluster"), "pods")
+    job = get_object(spec, "job")
+    env = {**get_object(pods, "env"), **get_object(job, "env")}
     values = {name: os.environ.get(name, "") for name in env}
     redact = Redactor(values)
     # A secret that a user pastes into a note must not be stored.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from workbench.base.json_values import number, numbers_of, part
+from workbench.base.json_values import as_float, get_object, numbers_of
 from workbench.rundir.events import Event
 from workbench.rundir.figures.reported import facts_of_kinds
 
@@ -39,9 +39,9 @@ class Evaluations:
         self._keep(_LOSS, step, loss)
         if step:
             self._facts = facts_in(event)
-        metrics = part(event.data, "metrics")
+        metrics = get_object(event.data, "metrics")
         for name in numbers_of(metrics):
-            self._keep(name, step, number(metrics[name]))
+            self._keep(name, step, as_float(metrics[name]))
         # A value that is not finite leaves no older value in its place.
         for name, value in metrics.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import read_json, records
-from workbench.base.json_values import Json, items, parts, text, whole
-from workbench.base.words import counted, short_list
+from workbench.base.json_values import Json, as_int, as_list, as_objects, as_str
+from workbench.base.words import pluralize, short_list
 from workbench.rundir.output.attempts import attempts_in, open_log, rank_logs
 from workbench.rundir.paths import RunPaths
 
@@ -62,9 +62,9 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
 
 def _last_of_groups(dump: Json) -> dict[str, _Last]:
     last: dict[str, _Last] = {}
-    for entry in parts(dump.get("entries")):
-        number = whole(entry.get("collective_seq_id"))
-        group_names = items(entry.get("process_group"))
+    for entry in as_objects(dump.get("entries")):
+        number = as_int(entry.get("collective_seq_id"))
+        group_names = as_list(entry.get("process_group"))
         group = " ".join(str(name) for name in group_names)
         is_p2p = entry.get("is_p2p") is True
         if number is None or is_p2p:
@@ -72,8 +72,8 @@ def _last_of_groups(dump: Json) -> dict[str, _Last]:
         before = last.get(group)
         if before is not None and before.number >= number:
             continue
-        name = text(entry.get("profiling_name"))
-        input_sizes = items(entry.get("input_sizes"))
+        name = as_str(entry.get("profiling_name"))
+        input_sizes = as_list(entry.get("input_sizes"))
         sizes = " ".join(str(size) for size in input_sizes)
         words = name or sizes
         if name and sizes:
@@ -149,7 +149,7 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
     if ways:
         via = []
         for name, number in ways.most_common():
-            via.append(f"{counted(number, 'channel')} via {name}")
+            via.append(f"{pluralize(number, 'channel')} via {name}")
         summary.append(", ".join(via))
     summary.extend(warnings)
     return summary[:_MOST_LINES]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.json_values import numbers_of
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.metric import Better, Metric
 from workbench.rundir.figures.reported import metrics_of_kinds
@@ -243,7 +243,7 @@ def _column(event: EventKind, name: str, values: Sequence[float | None]) -> Colu
     is_evaluation = event == EventKind.EVAL
     return Column(
         key=f"metric.{name}" if is_evaluation else f"step.{name}",
-        title=plain(row.title),
+        title=strip_controls(row.title),
         write=row.write,
         # No other column has the numbers of an evaluation.
         in_tables=row.in_tables or is_evaluation,

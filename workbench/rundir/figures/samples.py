@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from workbench.base.files import read_bytes, records, write_bytes
-from workbench.base.json_values import Json, items, number, parts, text, whole
+from workbench.base.json_values import Json, as_float, as_int, as_list, as_objects, as_str
 from workbench.rundir.events import records_in
 from workbench.rundir.figures.workers import GpuBook, GpuUse
 from workbench.rundir.paths import RunPaths
@@ -62,8 +62,8 @@ class Sample:
     def of_look(
         cls, time_s: float, *, pod: str, host: str, rss_gib: float, gpus: Sequence[Json]
     ) -> Self:
-        used_gib = round(sum(number(gpu.get("used_gib")) or 0.0 for gpu in gpus), 4)
-        loads = [load for gpu in gpus if (load := number(gpu.get("percent"))) is not None]
+        used_gib = round(sum(as_float(gpu.get("used_gib")) or 0.0 for gpu in gpus), 4)
+        loads = [load for gpu in gpus if (load := as_float(gpu.get("percent"))) is not None]
         return cls(
             time_s=round(time_s, 3),
             until_s=round(time_s, 3),
@@ -80,20 +80,20 @@ class Sample:
         """Read a line. None: no sample. A value of a wrong type counts as missing."""
         if not isinstance(raw, Mapping):
             return None
-        time_s = number(raw.get("time_s"))
+        time_s = as_float(raw.get("time_s"))
         if time_s is None:
             return None
-        until_s = number(raw.get("until_s"))
+        until_s = as_float(raw.get("until_s"))
         return cls(
             time_s=time_s,
             until_s=time_s if until_s is None else until_s,
-            pod=text(raw.get("pod")),
-            host=text(raw.get("host")),
-            looks=max(1, whole(raw.get("looks")) or 1),
+            pod=as_str(raw.get("pod")),
+            host=as_str(raw.get("host")),
+            looks=max(1, as_int(raw.get("looks")) or 1),
             rss_gib=_spread_of(raw.get("rss_gib")),
             gpu_gib=_spread_of(raw.get("gpu_gib")),
-            gpu_percent=number(raw.get("gpu_percent")),
-            gpus=tuple(parts(raw.get("gpus"))),
+            gpu_percent=as_float(raw.get("gpu_percent")),
+            gpus=tuple(as_objects(raw.get("gpus"))),
         )
 
     def to_line(self) -> bytes:
@@ -103,7 +103,7 @@ class Sample:
 
 
 def _spread_of(value: object) -> Spread | None:
-    values = [number(each) for each in items(value)]
+    values = [as_float(each) for each in as_list(value)]
     known = [each for each in values if each is not None]
     return Spread(*known) if len(values) == len(known) == 3 else None
 
@@ -306,19 +306,19 @@ class SampleTail:
         self._offset = len(head)
         raw = next(iter(records_in([head])), None)
         facts = raw if isinstance(raw, Mapping) else {}
-        self.generation = whole(facts.get("generation")) or 0
-        self.gpus = GpuBook(filter(None, map(_gpu_of, parts(facts.get("gpus")))))
+        self.generation = as_int(facts.get("generation")) or 0
+        self.gpus = GpuBook(filter(None, map(_gpu_of, as_objects(facts.get("gpus")))))
 
 
 def _gpu_of(raw: Json) -> GpuUse | None:
-    index = whole(raw.get("index"))
+    index = as_int(raw.get("index"))
     if index is None:
         return None
     return GpuUse(
-        pod=text(raw.get("pod")),
+        pod=as_str(raw.get("pod")),
         index=index,
-        peak_gib=number(raw.get("peak_gib")),
-        total_gib=number(raw.get("total_gib")),
-        percent=number(raw.get("percent")),
-        looks=max(0, whole(raw.get("looks")) or 0),
+        peak_gib=as_float(raw.get("peak_gib")),
+        total_gib=as_float(raw.get("total_gib")),
+        percent=as_float(raw.get("percent")),
+        looks=max(0, as_int(raw.get("looks")) or 0),
     )

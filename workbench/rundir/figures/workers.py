@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import number, whole
+from workbench.base.json_values import as_float, as_int
 from workbench.base.record.tolerant import Number, Whole
 from workbench.rundir.events import Event, EventKind
 
@@ -90,8 +90,8 @@ class WorkerBook:
                 )
             case EventKind.MEMORY if event.rank is not None:
                 worker = self._of(event.rank)
-                rss_gib = number(event.data.get("peak_rss_gib"))
-                cuda_gib = number(event.data.get("cuda_reserved_gib"))
+                rss_gib = as_float(event.data.get("peak_rss_gib"))
+                cuda_gib = as_float(event.data.get("cuda_reserved_gib"))
                 self._workers[event.rank] = replace(
                     worker,
                     peak_rss_gib=_most(worker.peak_rss_gib, rss_gib),
@@ -103,15 +103,15 @@ class WorkerBook:
 
     def _epoch(self, rank: int, event: Event) -> None:
         # A rank may print any number, so only finite numbers count.
-        epoch = number(event.data.get("epoch"))
-        seconds = number(event.data.get("seconds"))
+        epoch = as_float(event.data.get("epoch"))
+        seconds = as_float(event.data.get("seconds"))
         steps = event.whole("steps")
         if epoch is None or seconds is None or not steps:
             return
         ranks = self._ends.setdefault(epoch, {})
         ranks[rank] = steps, seconds
         worker = self._of(rank)
-        total_s = number(event.data.get("total_s"))
+        total_s = as_float(event.data.get("total_s"))
         self._workers[rank] = replace(worker, seconds=total_s)
 
     @property
@@ -137,24 +137,24 @@ class GpuBook:
 
     def take(self, pod: str, raw: Mapping[str, object]) -> None:
         """Add a look at a GPU: index, percent, used_gib, total_gib."""
-        index = whole(raw.get("index"))
+        index = as_int(raw.get("index"))
         if index is None:
             return
         gpu = self._gpus.get((pod, index))
         if gpu is None:
             gpu = GpuUse(pod=pod, index=index)
         looks = gpu.looks
-        busy = number(raw.get("percent"))
+        busy = as_float(raw.get("percent"))
         mean = gpu.percent
         if busy is not None:
             sum_before = (mean or 0.0) * looks
             looks = looks + 1
             mean = (sum_before + busy) / looks
-        used_gib = number(raw.get("used_gib"))
+        used_gib = as_float(raw.get("used_gib"))
         self._gpus[pod, index] = replace(
             gpu,
             peak_gib=_most(gpu.peak_gib, used_gib),
-            total_gib=number(raw.get("total_gib")),
+            total_gib=as_float(raw.get("total_gib")),
             percent=mean,
             looks=looks,
         )

@@ -19,7 +19,7 @@ from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchEr
 from workbench.base.files import is_missing, is_there, read_json, read_known, write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
-from workbench.base.json_values import text
+from workbench.base.json_values import as_str
 from workbench.base.process import boot_id
 from workbench.rundir.paths import LOCK, STORE, ClusterPaths, RunPaths
 from workbench.rundir.register.store import (
@@ -164,7 +164,7 @@ def known_cluster_of(paths: RunPaths) -> Path:
 
     Raise Unreadable if files cannot be read at the moment.
     """
-    named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
+    named = Path(as_str(read_known(paths.info).get("cluster")) or paths.root)
     if "\0" in str(named):  # no path contains a NUL
         return paths.root
     is_missing(named)  # raises for an unreadable folder, which would seem to be missing below
@@ -221,7 +221,7 @@ def is_run_of(run: KnownRun, cluster: Path) -> bool:
     """Whether the record in a run's directory names the run and the cluster by full paths."""
     try:
         info = read_json(RunPaths(run.path).info)
-        named = Path(text(info.get("cluster")))
+        named = Path(as_str(info.get("cluster")))
         is_full = run.path.is_absolute() and named.is_absolute()  # a relative path is a guess
         return (
             is_full

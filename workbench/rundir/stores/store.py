@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from workbench.base import entries
 from workbench.base.child import HELPER, child_environment, main_of, start
 from workbench.base.errors import RunError
-from workbench.base.json_values import part, parts, text, whole
+from workbench.base.json_values import as_int, as_objects, as_str, get_object
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.base.redact import Redactor
@@ -95,9 +95,9 @@ class Store:
         """List the objects at the address, directly below, anywhere below, or of a glob."""
         answer = self._ask("listed", op="list", address=self.address, how=how, most=MOST_OBJECTS)
         objects = {}
-        for address, size in part(answer, "objects").items():
-            objects[address] = whole(size) or 0
-        return Listing(kind=text(answer.get("kind")), objects=objects)
+        for address, size in get_object(answer, "objects").items():
+            objects[address] = as_int(size) or 0
+        return Listing(kind=as_str(answer.get("kind")), objects=objects)
 
     def read(self, name: str, most: int) -> str | None:
         """Return the text of an object. None: the object is missing, or has more than `most` bytes.
@@ -132,7 +132,7 @@ class Store:
             files.append({**asdict(copy), **paths})
         size = sum(copy.bytes for copy in copies)
         answer = self._ask(doing, size, op=op, files=files)
-        return [text(facts.get("sha256")) for facts in parts(answer.get("files"))]
+        return [as_str(facts.get("sha256")) for facts in as_objects(answer.get("files"))]
 
     def _ask(self, doing: str, size: int = 0, **request: object) -> Mapping[str, Any]:
         limit_s = _ANSWER_S + size / _SLOWEST
@@ -141,7 +141,7 @@ class Store:
                 self._client = self._started()
             return self._client.call(request, limit_s)
         except rpc.Refused as error:
-            kind = text(error.answer.get("kind"))
+            kind = as_str(error.answer.get("kind"))
             why = _explained(self.address, kind, str(error))
         except (OSError, TooLong) as error:  # also when the child died, or took too long
             self.close()

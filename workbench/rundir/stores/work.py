@@ -19,7 +19,7 @@ from workbench.base.files.gate import open_within
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.base.redact import mask_secrets
-from workbench.base.words import told
+from workbench.base.words import truncate
 from workbench.rundir.stores.address import PROTOCOLS, protocol_of
 
 Answer = Mapping[str, object]
@@ -257,4 +257,4 @@ def _words(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ImportError | KeyError) or type(error).__name__ not in text:
         text = f"{type(error).__name__}: {text}"
-    return told(mask_secrets(text), _MOST_WORDS)
+    return truncate(mask_secrets(text), _MOST_WORDS)

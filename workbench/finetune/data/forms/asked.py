@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from workbench.base.json_values import Json, number
+from workbench.base.json_values import Json, as_float
 from workbench.finetune.data.forms.messages import (
     SYSTEM_KEYS,
     Message,
@@ -165,6 +165,6 @@ def _history(row: Fields) -> list[Placed]:
 
 
 def _text(value: object) -> str:
-    if number(value) is not None:
+    if as_float(value) is not None:
         return json.dumps(value)
     return value if isinstance(value, str) and value.strip() else ""

@@ -241,7 +241,7 @@ def _verdict(name: str, value: object, where: str) -> bool | None:
     """Return whether a mark of a row allows the row to be learned; None for no mark."""
     if isinstance(value, str):
         value = _of_text(value)
-    figure = float(value) if isinstance(value, bool) else json_values.number(value)
+    figure = float(value) if isinstance(value, bool) else json_values.as_float(value)
     if figure is None:
         return None
     folded = _folded(name)
@@ -263,7 +263,7 @@ def truth_of(value: object) -> bool | None:
     """
     if isinstance(value, str):
         value = _of_text(value)
-    figure = float(value) if isinstance(value, bool) else json_values.number(value)
+    figure = float(value) if isinstance(value, bool) else json_values.as_float(value)
     return bool(figure) if figure in (0, 1) else None
 
 
@@ -302,7 +302,7 @@ def _truth(turn: Fields, key: str, value: object) -> bool:
         return value
     if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
         return value.strip().casefold() == "true"
-    if json_values.number(value) not in (0, 1):
+    if json_values.as_float(value) not in (0, 1):
         turn.fail(
             key,
             f"is {short(value)}; it must be 0 or false, or 1 or true: a turn is learned or not, "

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NotRequired, TypedDict
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import Json, parse_json, parts
+from workbench.base.json_values import Json, as_objects, parse_json
 from workbench.finetune.data.forms.marks import is_mark, may_be_learned
 from workbench.finetune.data.lines import Fields, is_filled, json_advice, no_constant, short
 
@@ -262,12 +262,12 @@ def unread_in_turns(row: Mapping[str, object], keys: Iterable[str]) -> Iterator[
         if key not in TURN_KEYS:
             continue
         value = row.get(key)
-        for turn in parts([value] if isinstance(value, Mapping) else value):
+        for turn in as_objects([value] if isinstance(value, Mapping) else value):
             read = _keys_read(turn)
             for name, each in turn.items():
                 if each is not None and name not in read:
                     yield f"{key}.{name}"
-            for call in parts(turn.get("tool_calls")):
+            for call in as_objects(turn.get("tool_calls")):
                 for name, each in call.items():
                     if each is not None and name not in _CALL_KEYS:
                         yield f"{key}.tool_calls.{name}"

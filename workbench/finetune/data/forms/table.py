@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from string import ascii_uppercase
 
-from workbench.base.json_values import number
+from workbench.base.json_values import as_float
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -228,7 +228,7 @@ def _text_columns(row: Mapping[str, object]) -> list[str]:
         elif stems[str(name)[:-1]] == 1:
             if isinstance(value, str):
                 texts.append(str(name))
-            elif number(value) is not None:
+            elif as_float(value) is not None:
                 numbers.append(str(name))
     return [name for name in (*texts, *numbers) if not _IDENTITY.search(name)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from workbench.base.errors import ConfigError
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.data.column_checks import RowTally, Written, written
 from workbench.finetune.data.forms.messages import chat_key, has_content, unpacked
 from workbench.finetune.data.forms.table import PROMPT_KEYS, question_form
@@ -61,7 +61,7 @@ class Split:
         assert self.share is not None
         if rows < 2:
             raise ConfigError(
-                f"{name} has {counted(rows, 'row')}, too few to hold a share out to evaluate on: "
+                f"{name} has {pluralize(rows, 'row')}, too few to hold a share out to evaluate on: "
                 "give at least 2, or name rows to evaluate on"
             )
         # Rows beyond the limit of training rows are for evaluation too.

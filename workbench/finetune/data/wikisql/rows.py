@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import text, whole
+from workbench.base.json_values import as_int, as_str
 from workbench.finetune.data.lines import Fields, short
 from workbench.finetune.data.wikisql.query import AGGREGATES, OPERATORS, Condition, Query, Value
 from workbench.finetune.data.wikisql.tables import TYPES, Cell, SqlTable, read_number
@@ -28,7 +28,7 @@ def query_of(row: Fields, tables: Mapping[str, SqlTable] | None) -> tuple[Query,
     table = None if tables is None else tables.get(table_id)
     if tables is not None and table is None:
         raise ConfigError(f"{row.where}: table_id {table_id!r} is not in the tables file")
-    if text(sql.get("sel")):
+    if as_str(sql.get("sel")):
         return _named(sql, table), table_id
     if table is None:
         sql.fail("sel", "names its column by number: give the tables file too (`tables`)")
@@ -105,7 +105,7 @@ def _indexed(sql: Fields, table: SqlTable, raw_conditions: Sequence[object]) -> 
         sign = _nth(sql, f"conds[{i}][1]", operator, OPERATORS)
         # The hub stores every value as text. The column's type marks the numbers.
         real = table.types[int(str(column))] == "real"
-        constant: Value | None = read_number(text(value)) if real else None
+        constant: Value | None = read_number(as_str(value)) if real else None
         if constant is None:
             constant = _constant(sql, f"conds[{i}][2]", value)
         conditions.append(Condition(name, sign, constant))
@@ -142,7 +142,7 @@ def _triple(sql: Fields, i: int, raw: object) -> tuple[object, object, object]:
 
 def _nth(fields: Fields, key: str, value: object, names: Sequence[str]) -> str:
     """Return the name at a position."""
-    position = whole(value)
+    position = as_int(value)
     if position is None or not 0 <= position < len(names):
         most = len(names) - 1
         fields.fail(key, f"is {short(value)}; it must be a whole number from 0 to {most}")

@@ -17,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import phase
 from workbench.agent.rank.records import EndedWithAnother
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.judging import (
     Raised,
@@ -258,7 +258,7 @@ class Hooks(TrlHooks):
         shown = ranks.gather_bytes("".join(map(shown_row, first)).encode())
         row = next(filter(None, shown)).decode()
         note(
-            f"no reward function applies to {counted(answers, 'answer')} after step "
+            f"no reward function applies to {pluralize(answers, 'answer')} after step "
             f"{self.state.global_step}: all functions returned None. Such an answer has no "  # type: ignore[attr-defined]
             f"influence. The first is for the row {row}. Later ones are not noted"
         )

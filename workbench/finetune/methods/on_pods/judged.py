@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 
 from workbench.agent.rank import collectives as ranks
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.rundir.events import emit
 
 _EARLY_STEPS = 10
@@ -44,8 +44,8 @@ class Groups:
             return
         self._told = True
         note(
-            f"in {self._equal} of {counted(self._groups, 'group')} of "
-            f"{counted(self._steps, 'step')}, all answers to the prompt have the same reward, so "
+            f"in {self._equal} of {pluralize(self._groups, 'group')} of "
+            f"{pluralize(self._steps, 'step')}, all answers to the prompt have the same reward, so "
             "the group teaches nothing. Check that the reward functions tell answers apart"
         )
 

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
-from workbench.base.words import counted
+from workbench.base.words import pluralize
 from workbench.finetune.job.weights import Tensor, check_formats, read_tensors, weight_names
 from workbench.finetune.options.model.models import cached_folder
 
@@ -394,8 +394,8 @@ def _check(report: Report, outline: Any, name: str, *, scores: bool) -> None:
     unexpected = list(report.unexpected)
     if unexpected:
         others = (
-            f" The files have {counted(len(unexpected), 'weight')} with names that the model does "
-            f"not know: {_first(unexpected)}."
+            f" The files have {pluralize(len(unexpected), 'weight')} with names that the model"
+            f" does not know: {_first(unexpected)}."
         )
     raise ConfigError(
         f"model {name!r}: the files lack {len(missing)} of the {every} weights of a {kind}: "
@@ -414,7 +414,7 @@ def _remarks(report: Report, outline: Any, name: str, *, scores: bool) -> Iterat
     unexpected = [key for key in report.unexpected if not (scores and key.startswith("lm_head."))]
     if unexpected:
         yield (
-            f"model {name!r}: {counted(len(unexpected), 'weight')} of the files were not read, "
+            f"model {name!r}: {pluralize(len(unexpected), 'weight')} of the files were not read, "
             f"because a {type(outline).__name__} of this config.json has no place for them: "
             f"{_first(unexpected)}"
         )
@@ -431,7 +431,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _beside(number: int) -> str:
-    return f", and {counted(number, 'other weight')} differ too" if number else ""
+    return f", and {pluralize(number, 'other weight')} differ too" if number else ""
 
 
 def _shape(sizes: Sequence[int]) -> str:

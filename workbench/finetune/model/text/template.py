@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 
 from workbench.base.child import limited_time
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part, text
+from workbench.base.json_values import Json, as_str, get_object
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.finetune.data.forms.messages import Message, Shape, shape_of
@@ -176,7 +176,7 @@ def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], lis
         return made
 
     def renamed(tool: Json, what: str) -> Json:
-        return {**tool, "function": {**part(tool, "function"), "name": word(what)}}
+        return {**tool, "function": {**get_object(tool, "function"), "name": word(what)}}
 
     marked: list[Message] = []
     for turn in turns:
@@ -204,7 +204,7 @@ def _in_form(turn: Message, form: _Form) -> Message:
 
 
 def _with_text(call: Json) -> Json:
-    function = part(call, "function")
+    function = get_object(call, "function")
     arguments = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
 
@@ -226,7 +226,7 @@ def _known(model: str, revision: str | None, given: str | None) -> Template | No
         return None
     words = {}
     for name in _SPECIAL:
-        words[name] = text(config.get(name)) or text(part(config, name).get("content"))
+        words[name] = as_str(config.get(name)) or as_str(get_object(config, name).get("content"))
 
     def render(turns: list[Message], **options: Any) -> str:
         used = named.get("tool_use", source) if options["tools"] else source

@@ -13,7 +13,7 @@ from typing import Literal
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, read_given, user_path
-from workbench.base.json_values import Json, parse_json, part, parts, text
+from workbench.base.json_values import Json, as_objects, as_str, get_object, parse_json
 from workbench.finetune.options.model.folders import ADAPTERS, way_out
 
 TINY_T5 = "tiny-t5"
@@ -149,7 +149,7 @@ def templates_of(tokenizer: Json) -> dict[str, str]:
     given = tokenizer.get("chat_template")
     if isinstance(given, str):
         return {"default": given}
-    return {text(each.get("name")): text(each.get("template")) for each in parts(given)}
+    return {as_str(each.get("name")): as_str(each.get("template")) for each in as_objects(given)}
 
 
 def config_of(model: str, name: str = "config") -> Json:
@@ -157,7 +157,7 @@ def config_of(model: str, name: str = "config") -> Json:
     # Follow links: the folders of the hub's cache consist of links.
     try:
         text = read_given(user_path(model) / f"{name}.json")
-        return part({"config": parse_json(text)}, "config")
+        return get_object({"config": parse_json(text)}, "config")
     except (OSError, RuntimeError, ValueError):
         return {}
 
@@ -169,7 +169,7 @@ def language_of(config: Mapping[str, object]) -> Mapping[str, object]:
         >>> language_of({"model_type": "gemma3", "text_config": {"num_hidden_layers": 34}})
         {'num_hidden_layers': 34}
     """
-    return part(config, "text_config") or config
+    return get_object(config, "text_config") or config
 
 
 def hub_cache() -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import isnan
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.json_values import Json, items, whole
+from workbench.base.json_values import Json, as_int, as_list
 
 _CORRECT = "Correct the value, or take the file from the model's author"
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "d_model", "n_embd", "n_layer")
@@ -70,13 +70,13 @@ def _problems(config: Json) -> Iterator[Problem]:
         problem = _problem(key, value)
         if problem:
             yield key, value, problem
-    heads, shared = (whole(config.get(f"num_{each}_heads")) for each in ("attention", "key_value"))
+    heads, shared = (as_int(config.get(f"num_{each}_heads")) for each in ("attention", "key_value"))
     if heads and shared and heads % shared:
         problem = f", and num_attention_heads is {heads}, no multiple of it"
         yield "num_key_value_heads", shared, problem
-    chosen = whole(config.get("num_experts_per_tok")) or 0
+    chosen = as_int(config.get("num_experts_per_tok")) or 0
     for key in _EXPERTS:
-        experts = whole(config.get(key))
+        experts = as_int(config.get(key))
         if experts and chosen > experts:
             yield "num_experts_per_tok", chosen, f", and {key} is {experts}"
     for name in _PARTS:
@@ -110,7 +110,7 @@ def _problems_of_answers(settings: Json) -> Iterator[Problem]:
         if isinstance(value, str) or (isinstance(value, float) and isnan(value)):
             yield key, value, "; it must be a number"
     for least, most in _LENGTHS:
-        fewest, largest = whole(settings.get(least)), whole(settings.get(most))
+        fewest, largest = as_int(settings.get(least)), as_int(settings.get(most))
         if largest is not None and largest < 1:
             yield most, largest, "; it must be more than 0"
         elif fewest is not None and largest is not None and fewest > largest:
@@ -120,10 +120,10 @@ def _problems_of_answers(settings: Json) -> Iterator[Problem]:
         if value is not None and not isinstance(value, list):
             yield key, value, "; it must be a list"
     texts = settings.get("stop_strings")
-    given = items(texts) if not isinstance(texts, str) else [texts]
+    given = as_list(texts) if not isinstance(texts, str) else [texts]
     if texts is not None and not (given and all(isinstance(each, str) for each in given)):
         yield "stop_strings", texts, "; it must be a text or a list of texts"
     ends = settings.get("eos_token_id")
-    ends = items(ends) or [ends]
-    if all(end in items(settings.get("suppress_tokens")) for end in ends):
+    ends = as_list(ends) or [ends]
+    if all(end in as_list(settings.get("suppress_tokens")) for end in ends):
         yield "suppress_tokens", ends, ", which end an answer: no answer could end"

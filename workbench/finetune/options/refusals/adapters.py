@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part
+from workbench.base.json_values import Json, get_object
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.model.models import config_of
 from workbench.finetune.options.refusals.shared import has_experts
@@ -83,7 +83,7 @@ def _lacks_head(folder: Path) -> bool:
 
 def weight_names(folder: Path) -> frozenset[str]:
     """Return the names of the weights in a folder of safetensors; empty if unknown."""
-    index = part(config_of(str(folder), "model.safetensors.index"), "weight_map")
+    index = get_object(config_of(str(folder), "model.safetensors.index"), "weight_map")
     if index:
         return frozenset(index)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.json_values import Json, text
+from workbench.base.json_values import Json, as_str
 from workbench.finetune.options.choices import BITSANDBYTES
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def check_attention(job: FineTuneOptions, gpus: int) -> None:
 
 def check_own_attention(job: FineTuneOptions, gpus: int, config: Json) -> None:
     """Raise ConfigError for an attention of the model's configuration that CPUs lack."""
-    own = text(config.get("attn_implementation"))
+    own = as_str(config.get("attn_implementation"))
     if not gpus and own.startswith("flash_attention") and job.attn_implementation is None:
         raise ConfigError(
             f"config.json of {job.model!r} has attn_implementation {shortened(own)}, which needs "

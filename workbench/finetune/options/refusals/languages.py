@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, text
+from workbench.base.json_values import Json, as_str
 from workbench.finetune.options.model.models import Family, config_of
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def check_languages(job: FineTuneOptions, family: Family, tokenizer: Tokenizer) 
 def tokenizer_of(folder: Path) -> Tokenizer | None:
     """Return what a folder says about its tokenizer. None: no file names a class."""
     options = config_of(str(folder), "tokenizer_config")
-    named = text(options.get("tokenizer_class"))
+    named = as_str(options.get("tokenizer_class"))
     if not named:
-        named = _BY_MODEL_TYPE.get(text(config_of(str(folder)).get("model_type")), "")
+        named = _BY_MODEL_TYPE.get(as_str(config_of(str(folder)).get("model_type")), "")
     return Tokenizer(kind=named.removesuffix("Fast"), options=options) if named else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, items
+from workbench.base.json_values import Json, as_list
 from workbench.finetune.options.model.models import language_of
 from workbench.finetune.options.refusals.shared import (
     check_heads,
@@ -52,7 +52,7 @@ def check_sequence_model(job: FineTuneOptions, config: Json) -> None:
         return
     config = language_of(config)
     check_heads("sequence_parallel", config, size)
-    kinds = {str(kind) for kind in items(config.get("layer_types"))} - {"full_attention"}
+    kinds = {str(kind) for kind in as_list(config.get("layer_types"))} - {"full_attention"}
     has_window = config.get("sliding_window") and config.get("use_sliding_window", True)
     if kinds or (has_window and not config.get("layer_types")):
         raise ConfigError(

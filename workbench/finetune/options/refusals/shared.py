@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import part, whole
+from workbench.base.json_values import as_int, get_object
 from workbench.finetune.options.model.models import Family
 
 # Numbers of experts in the configurations of transformers.
@@ -37,8 +37,8 @@ def check_heads(
     option: str, config: Mapping[str, object], size: int, *, may_lack: bool = False
 ) -> None:
     """Raise ConfigError if `size` does not divide the model's heads, or the model names none."""
-    heads = whole(config.get("num_attention_heads")) or 0
-    kv_heads = whole(config.get("num_key_value_heads")) or heads
+    heads = as_int(config.get("num_attention_heads")) or 0
+    kv_heads = as_int(config.get("num_key_value_heads")) or heads
     for name, count in (("attention heads", heads), ("key and value heads", kv_heads)):
         if count % size or not (count or may_lack):
             raise ConfigError(
@@ -50,5 +50,5 @@ def check_heads(
 def has_experts(config: Mapping[str, object]) -> bool:
     """Return whether the model is a mixture of experts."""
     # DBRX has the numbers of its experts in a part of its own.
-    parts = (config, part(config, "text_config"), part(config, "ffn_config"))
-    return any((whole(each.get(key)) or 0) > 1 for each in parts for key in _EXPERTS)
+    parts = (config, get_object(config, "text_config"), get_object(config, "ffn_config"))
+    return any((as_int(each.get(key)) or 0) > 1 for each in parts for key in _EXPERTS)

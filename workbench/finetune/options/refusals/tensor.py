@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, whole
+from workbench.base.json_values import Json, as_int
 from workbench.finetune.options.model.models import language_of
 from workbench.finetune.options.refusals.shared import (
     check_heads,
@@ -60,7 +60,7 @@ def check_tensor_model(job: FineTuneOptions, config: Json) -> None:
         return
     config = language_of(config)
     check_heads("tensor_parallel", config, size, may_lack=True)
-    inner = whole(config.get("intermediate_size")) or 0
+    inner = as_int(config.get("intermediate_size")) or 0
     if inner % size:
         raise ConfigError(
             f"tensor_parallel is {size}, and intermediate_size of the model is {inner}; use a "

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
     CONTEXT_BYTES,
@@ -48,7 +48,7 @@ _ON_HOST = ("optimizer", "parameters")
 
 def is_offloaded(zero: Mapping[str, object], key: str) -> bool:
     """Return whether a section of `zero_optimization` offloads."""
-    return part(zero, key).get("device") not in (None, "none")
+    return get_object(zero, key).get("device") not in (None, "none")
 
 
 class ZeroPoints(TechniquePoints):
@@ -73,7 +73,7 @@ class Zero(Technique, shared=True):
     """Allowed offload of the name: 0 none, 1 optimizer states, 2 parameters as well."""
 
     def refuse_config(self, config: Mapping[str, object], source: str) -> None:
-        zero = part(config, "zero_optimization")
+        zero = get_object(config, "zero_optimization")
         stage = zero.get("stage", 0)
         if stage == 0:
             found = "stage is 0" if "stage" in zero else "has no stage"
@@ -145,7 +145,7 @@ class Zero(Technique, shared=True):
         offload = []
         pinned = []
         for name, key in zip(_ON_HOST, _OFFLOADS, strict=True):
-            section = part(zero, key)
+            section = get_object(zero, key)
             if section.get("device", "none") == "none":
                 continue
             offload.append(name)

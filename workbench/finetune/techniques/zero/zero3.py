@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
     BEGIN,
@@ -56,7 +56,7 @@ class Zero3(Zero):
 
     def refuse_config(self, config: Mapping[str, object], source: str) -> None:
         super().refuse_config(config, source)
-        zero = part(config, "zero_optimization")
+        zero = get_object(config, "zero_optimization")
         if zero.get("stage3_gather_16bit_weights_on_model_save") is False:
             raise ConfigError(
                 f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save "

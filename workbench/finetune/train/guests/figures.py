@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.words import plain
+from workbench.base.words import strip_controls
 from workbench.finetune.options.evaluation import LOSS, ROUGE
 from workbench.finetune.options.metrics import METRICS
 from workbench.rundir.figures import metrics as known
@@ -48,7 +48,7 @@ class OwnFigures:
         figures: dict[str, float] = {}
         remarks: list[str] = []
         for key, value in _pairs(returned, name).items():
-            shown = plain(key)[:_LONGEST]
+            shown = strip_controls(key)[:_LONGEST]
             figure = _number_of(value)
             if figure is None:
                 kind = type(value).__name__
@@ -86,7 +86,7 @@ class OwnFigures:
             why = f"another figure has the name {asked[:_LONGEST]}"
             if len(asked) > _LONGEST:
                 why = f"a name has at most {_LONGEST} letters"
-            remarks.append(f"{plain(key)[: 2 * _LONGEST]} is named {name}, because {why}")
+            remarks.append(f"{strip_controls(key)[: 2 * _LONGEST]} is named {name}, because {why}")
         self._names[function[0], key] = name
         return name
 
@@ -126,7 +126,7 @@ def unknown_figure(wanted: str, names: Collection[str]) -> ConfigError:
     nearest = sorted(names, key=likeness, reverse=True)
     return ConfigError(
         f"metric_for_best_model {wanted!r} is no figure of the first evaluation. Choose one of "
-        f"{', '.join(plain(name) for name in nearest)}"
+        f"{', '.join(strip_controls(name) for name in nearest)}"
     )
 
 

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import open_record, records
 from workbench.base.files.disk import disk_full, free_bytes, is_full
-from workbench.base.json_values import whole
+from workbench.base.json_values import as_int
 from workbench.base.messages.lines import from_line, to_line
-from workbench.base.words import counted, told
+from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import remote_helper
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
@@ -108,10 +108,10 @@ def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
         raise _other_form(pod, host) from error
     full = facts.get("full")
     if isinstance(full, dict):
-        free = whole(full.get("free")) or 0
-        raise disk_full(told(full.get("folder")), whole(full.get("needed")), free, where=pod)
+        free = as_int(full.get("free")) or 0
+        raise disk_full(truncate(full.get("folder")), as_int(full.get("needed")), free, where=pod)
     if "error" in facts:
-        raise RemoteError(f"{pod} ({host}) says: {told(facts['error'])}", host=host)
+        raise RemoteError(f"{pod} ({host}) says: {truncate(facts['error'])}", host=host)
     return facts
 
 
@@ -138,7 +138,7 @@ def fetch_file(
     part = local.with_name(f".{local.name}.part")
     # The folder may be given as a descriptor.
     place = local.parent.resolve()
-    what = f"{counted(len(names), 'file')} of {remote}" if names else remote
+    what = f"{pluralize(len(names), 'file')} of {remote}" if names else remote
     tries = _Tries(route, f"{what} on {route.name}", f"what has come is in {place / part.name}")
 
     def once() -> str:
@@ -307,7 +307,7 @@ def _read_message(pipe: Pipe, route: SshRoute) -> dict[str, Any]:
 
 def _number(facts: Mapping[str, object], name: str, route: SshRoute) -> int:
     """Return a number of bytes that the pod's side names."""
-    value = whole(facts.get(name))
+    value = as_int(facts.get(name))
     if value is None or value < 0:
         raise _other_form(route.name, route.host)
     return value

@@ -15,7 +15,7 @@ from typing import Any
 from workbench.agent.probe.examine import compile_locks, extensions_folder
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import part
+from workbench.base.json_values import get_object
 from workbench.finetune.techniques.zero.nvme.config import FOLDER, OPTIMIZER, WEIGHTS, uses_disk
 
 _PAGE = 4096
@@ -127,5 +127,5 @@ def _folders(deepspeed: Mapping[str, Any] | None) -> set[Path]:
 
 
 def _parts(deepspeed: Mapping[str, Any] | None) -> list[Any]:
-    zero = part(deepspeed or {}, "zero_optimization")
+    zero = get_object(deepspeed or {}, "zero_optimization")
     return [zero[key] for key in (OPTIMIZER, WEIGHTS) if uses_disk(zero, key)]
