@@ -129,9 +129,8 @@ style: setup
 	@$(BIN)/vulture
 	@$(BIN)/deptry --no-ansi workbench
 
-# All pages anew: what is read again warns again, and tests of the site see no page that is gone.
+# All pages anew: what is read again warns again.
 docs-check: setup ## Build the documentation as docs/_build/html
-	@rm -rf docs/_build/html
 	@$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 
 options: setup ## Write the tables of options and public names in docs/ anew, from the code
