@@ -131,7 +131,7 @@ class LaunchContext:
 
     @contextmanager
     def reporting_unstopped(self) -> Iterator[None]:
-        """Report pods that cannot be stopped. The error that led to the stop matters more."""
+        """Report pods that cannot be stopped. The error before the stop matters more."""
         try:
             yield
         except BackendError as error:

@@ -1,7 +1,7 @@
 """Records as JSON, and files that a user names.
 
-`records` opens, writes and lists files. The other modules beside this file handle files that a pod
-or another person may have changed, full disks, locks and private folders.
+`records` opens, writes and lists files. The other modules handle files changed by a pod or by
+another person, full disks, locks and private folders.
 """
 
 from __future__ import annotations

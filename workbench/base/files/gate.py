@@ -2,16 +2,16 @@
 
 Pods may share a run's directory, and another person may have given the directory to you. So any
 folder in the directory may be a link to a folder of yours. `pinned_folder` opens every folder on
-the way from the folder above, refuses a link in its place, and yields a path that stays with the
-opened folder. The functions of `records` open the files there, and all other files by path.
+the way from the folder above, refuses a link, and yields a path of the opened folder itself. The
+functions of `records` open the files there, and all other files by path.
 
-The gate stands where a pod chooses what is written, and where a record of another person lies
-below a further folder.
+The gate stands where a pod chooses the names of written files, and where a record of another person
+lies below a further folder.
 
-Not promised: a time limit. A network file system that hangs also holds the calling thread, because
-the kernel cannot interrupt a read from a regular file. Not promised either: the content. A program
-with access to the folder may change a file during a read. `library` checks a folder before a
-library opens the files by name, and a link made after the check is followed.
+Not promised: a time limit. A hanging network file system also holds the calling thread, because the
+kernel cannot interrupt a read from a regular file. Not promised either: the content. A program with
+access to the folder may change a file during a read. `library` checks a folder before a library
+opens the files by name, and a link made after the check is followed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def pinned_folder(folder: Path, within: Path, *, make: bool = False) -> Iterator[Path]:
-    """Yield a path that leads to a folder, also after another folder or a link took its place.
+    """Yield a path of an opened folder, also after another folder or a link took the place.
 
     Args:
         folder: The folder.

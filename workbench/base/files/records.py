@@ -137,7 +137,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
 def sync_below(folder: Path) -> None:
     """Write a folder and all below it to the disk, so that nothing is lost when the power goes.
 
-    Blocks as long as the disk needs for what is not written yet. Links are not followed.
+    Blocks as long as the disk needs for unwritten bytes. Links are not followed.
 
     Raises:
         OSError: The disk does not take a file.

@@ -1,8 +1,8 @@
 """The list of refusals: why a fine-tuning job may not run, by option.
 
 A job's constructor, `submit`, `plan`, `preview`, `run.evaluate`, a benchmark, the form and the
-ranks call `check` with the facts that they know. What is wrong with a row of data is no part of
-the list: `checked_rows` has the reasons.
+ranks call `check` with the known facts. Faults of a row of data are no part of the list:
+`checked_rows` has the reasons.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def known(
     sends: bool = False,
     outlines: bool = False,
 ) -> Facts:
-    """Return what this machine knows about a job whose open options are chosen.
+    """Return the facts of this machine about a job with all options chosen.
 
     Args:
         job: The job.

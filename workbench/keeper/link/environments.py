@@ -26,7 +26,7 @@ def make_environment(
     unwanted: Callable[[], bool] = lambda: False,
     show: Callable[[str], None] = lambda _line: None,
 ) -> Mapping[str, Any]:
-    """Return the agent's last answer. Its state is "made", "failed", or one of our own.
+    """Return the agent's last answer. The state is "made", "failed", or a state of our own.
 
     Our own states are "late" after the limit, and "ended" if the environment is not wanted any
     more. `show` is called with the last line of pip.

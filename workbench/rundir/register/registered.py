@@ -253,10 +253,10 @@ def was_taken(paths: RunPaths) -> bool:
 
 
 def prune() -> None:
-    """Remove the private folders that no cluster needs any more. Never raises.
+    """Remove private folders without a use. Never raises.
 
-    The cluster was closed a month ago, or its directory is gone. A cluster that was never closed
-    keeps its folder as long as its directory exists.
+    A folder is without a use a month after the end of the cluster, or without the cluster's
+    directory. A cluster without an end keeps the folder as long as the directory exists.
     """
     try:
         folders = list(clusters_folder().iterdir())

@@ -189,11 +189,11 @@ def named_errors(name: str) -> Iterator[None]:
 
 
 def check_values(model: Any, name: str) -> str:
-    """Raise ConfigError for weights from which nothing is learned, in one pass over the numbers.
+    """Raise ConfigError for weights without a use, in a single pass over the numbers.
 
     NaN and infinity make every loss NaN, and zeros in all matrices or in the embeddings leave
-    nothing to tell apart. Every rank must call this. transformers reads such weights without a
-    word.
+    nothing to tell apart. Every rank must call the function. transformers reads such weights
+    without a word.
 
     Returns:
         A note on other matrices of zeros; empty without such matrices.

@@ -1,6 +1,6 @@
 """Check the numbers of a model's configuration and of its settings of answers, without libraries.
 
-transformers accepts numbers that contradict each other, and computes with them.
+transformers accepts contradictory numbers, and computes with the numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 
 
 def check_numbers(config: Json, source: str) -> None:
-    """Raise ConfigError for values in a configuration that no model can mean.
+    """Raise ConfigError for values in a configuration without a meaning for any model.
 
     Example:
         >>> check_numbers({"num_attention_heads": 4, "num_key_value_heads": 3}, "config.json")
