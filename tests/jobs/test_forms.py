@@ -1071,6 +1071,31 @@ def test_rows_with_empty_answers_are_dropped_where_asked_to(tmp_path: Path) -> N
     assert list(made.remarks.values()) == [2]
 
 
+@pytest.mark.parametrize(
+    ("after", "counted"),
+    [
+        ([], {}),
+        ([{"role": "user", "content": "And then?"}], {"turns after the last learned answer": 1}),
+        (
+            [
+                {"role": "user", "content": "And then?"},
+                {"role": "assistant", "content": "No.", "weight": 0},
+            ],
+            {"turns after the last learned answer": 1},
+        ),
+    ],
+    ids=["none", "question", "answer that is not learned"],
+)
+def test_turns_after_the_last_learned_answer_are_counted(
+    tmp_path: Path, after: list[Row], counted: Mapping[str, int]
+) -> None:
+    rows = [{"messages": CHAT}, {"messages": [*CHAT, *after]}] + [{"messages": CHAT}] * 2
+    made = prepared(write(tmp_path / "rows.jsonl", rows))
+    said = {remark.partition(",")[0]: count for remark, count in made.remarks.items()}
+    assert said == counted
+    assert {row.target for row in lines(made)} == {"Hello."}
+
+
 # Pairs.
 
 TURNS = {"chosen": CHAT[1:], "rejected": [{"role": "assistant", "content": "No."}]}

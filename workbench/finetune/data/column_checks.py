@@ -58,6 +58,7 @@ THOUGHTS = "thoughts"
 _QUESTION = "question"
 """Kind of a column that is the question in rows of another form."""
 _EMPTY = f"an empty question or answer {LEFT_OUT}"
+_CUT_CHAT = "turns after the last learned answer, which are left out"
 _QUESTIONS = {form.asks for form in EVERY}
 _MOST = 200  # most names to keep; rows may have any number of keys
 _LETTERS = 80  # most letters of a name
@@ -107,6 +108,8 @@ class RowTally:
         self._first_empty = ""
         self._drop_empty = drop_empty
         self.empty_answers = 0
+        self.cut_chats = 0
+        """Number of chats with turns after the last learned answer, which are left out."""
         self.remarks: Counter[str] = Counter()
         self.marked: Counter[str] = Counter()
         """Numbers of rows that a mark takes from learning, by the name of the mark."""
@@ -231,6 +234,7 @@ class RowTally:
         assert isinstance(data, Mapping) and isinstance(fields, Mapping)
         self.rows += 1
         self.empty_answers += self._lacks_answer(row)
+        self.cut_chats += row.is_cut
         remark = self.reader.remark(row)
         if remark:
             self.remarks[remark] += 1
@@ -404,6 +408,9 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     left_out = train.empty_rows + evaluation.empty_rows
     if left_out:
         remarks[_EMPTY] = left_out
+    cut_chats = train.cut_chats + evaluation.cut_chats
+    if cut_chats:
+        remarks[_CUT_CHAT] = cut_chats
     for mark, count in (train.marked + evaluation.marked).items():
         remarks[f"the mark {strip_controls(mark)!r} not to learn the row {LEFT_OUT}"] = count
     return Written(

@@ -86,6 +86,8 @@ class Example:
 
     opening: str = ""
     """Beginning of the answer, if the model only continues a text."""
+    is_cut: bool = dataclasses.field(default=False, compare=False)
+    """Whether turns of the chat after the last answer are left out."""
     beside: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """Parts of the row for the job's method alone, for example a rejected answer."""
 
@@ -255,6 +257,7 @@ def chat_example(row: Fields, turns: Sequence[Message]) -> Example:
         table_id=table_id,
         messages=learned,
         tools=tools_of(row),
+        is_cut=len(learned) < len(turns),
     )
 
 
