@@ -17,8 +17,9 @@ import pytest
 
 from tests.support.measured import MEASURED
 from workbench.finetune.data.wikisql.mini import mini_rows
+from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.unsupported_keys import own_keys
-from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.deepspeed_config import completed
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import Event, parse_event
@@ -92,9 +93,9 @@ class Plan:
         folder = self.root / name
         folder.mkdir()
         spec = FineTune(**{**DEFAULTS, **job})  # type: ignore[arg-type]
-        # Hybrid shards, refused on CPUs, are rehearsed
-        # here with several ranks that count as one pod's.
-        config = None if spec.technique == "fsdp" else resolve(spec, gpus=0, world_size=ranks)
+        # Unchecked: an earlier run of the plan may make the model, and hybrid shards, refused on
+        # CPUs, are rehearsed here with several ranks that count as one pod's.
+        config = completed(choose(spec, gpus=0, world_size=ranks), gpus=0)
         if callable(patch):
             patch(config)
         files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
