@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +28,13 @@ from workbench.keeper.checkpoints import (
     bring_checkpoints_back,
     held_checkpoint,
     list_parts,
+    missing_parts,
     part_reader,
     record_on_pods,
     send_checkpoint,
 )
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.run.restart import _make_ready
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import CHECKPOINT, NAME, Checkpoint, write_manifest
 from workbench.rundir.paths import RunPaths
@@ -339,6 +344,76 @@ def test_parts_that_a_pod_has_are_linked_there(kept: Kept) -> None:
         match=sentence("the checkpoint's part of rank {} lies on {}, not", 1, "pod-1", "pod-0"),
     ):
         send_checkpoint(first, chosen, [1], PurePosixPath("/resume"))
+
+
+class Machine(Link):
+    """A pod on this machine whose commands are executed."""
+
+    def run(self, argv: Sequence[str], *more: object, **options: object) -> str:
+        if argv[0] == "find":
+            return super().run(argv, *more, **options)
+        return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@pytest.fixture
+def restarted(kept: Kept) -> tuple[Kept, Checkpoint, list[Any]]:
+    """A run whose checkpoint of step 4 is here, and its pods made ready after the loss of pod-0."""
+    kept.save(2, 4)
+    bring_checkpoints_back(kept.context)
+    folder = kept.paths.checkpoints / "step-4"
+    parts = {rank: folder / f"pod-{rank}" / f"rank-{rank}" for rank in (0, 1)}
+    shutil.rmtree(kept.links[0].root)
+    links: list[Any] = [Machine(number, kept.paths.root.parent) for number in (0, 1)]
+    for link in links:
+        link.pod = replace(link.pod, python=sys.executable)
+        link.package = str(Path(__file__).parents[2])
+        link.root.mkdir(parents=True, exist_ok=True)
+        _make_ready(kept.context, link, step=4)
+    return kept, Checkpoint(step=4, parts=parts), links
+
+
+def missing(restarted: tuple[Kept, Checkpoint, list[Any]], number: int) -> list[int]:
+    kept, chosen, links = restarted
+    return missing_parts(links[number], chosen, [0, 1], kept.context.on_pod(links[number]).resume)
+
+
+def test_a_pod_that_stayed_keeps_its_part_over_a_restart(
+    restarted: tuple[Kept, Checkpoint, list[Any]],
+) -> None:
+    assert (missing(restarted, 0), missing(restarted, 1)) == ([0, 1], [0])
+    kept, _, links = restarted
+    # A second restart before the first checkpoint finds the part in its new place.
+    _make_ready(kept.context, links[1], step=4)
+    assert missing(restarted, 1) == [0]
+    there = kept.context.on_pod(links[1])
+    assert sorted(path.name for path in Path(there.resume).iterdir()) == ["rank-1"]
+    assert not Path(there.checkpoints).exists()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "another", "gone"])
+def test_a_damaged_part_is_sent_again(
+    restarted: tuple[Kept, Checkpoint, list[Any]], damage: str
+) -> None:
+    kept, _, links = restarted
+    part = Path(kept.context.on_pod(links[1]).resume) / "rank-1"
+    match damage:
+        case "flipped":
+            (part / "state.bin").write_bytes(b"\x05\x01")
+        case "cut":
+            (part / "state.bin").write_bytes(b"")
+        case "another":
+            write_manifest(part, step=2, rank=1, world_size=2)
+        case "gone":
+            (part / NAME).unlink()
+    assert missing(restarted, 1) == [0, 1]
+
+
+def test_a_restart_from_the_beginning_leaves_no_checkpoint_on_a_pod(kept: Kept) -> None:
+    part = kept.links[1].save(2, 1)
+    link: Any = Machine(1, kept.paths.root.parent)
+    _make_ready(kept.context, link, step=0)
+    assert not part.exists()
+    assert not Path(kept.context.on_pod(link).resume).exists()
 
 
 class Keepers:

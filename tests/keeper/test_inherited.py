@@ -444,11 +444,21 @@ def test_a_restart_from_the_beginning_says_why_if_a_checkpoint_was_saved(steppin
     assert "fresh" not in restarted(stepping, None, saved=10)[1].data
 
 
-def test_a_job_that_resumes_loses_the_files_of_its_last_attempt(stepping: Kept) -> None:
-    restarted(stepping, 4)
-    first = stepping.links[0].commands[0]
-    assert first[:3] == ["rm", "-rf", "--"]
-    assert [path.rpartition("/")[2] for path in first[3:]] == ["checkpoints", "resume", "stop"]
+@pytest.mark.parametrize(
+    ("step", "moved", "removed"),
+    [
+        (4, ["step-4", "resume"], {"checkpoints", "stop"}),
+        (0, [], {"checkpoints", "stop", "resume"}),
+    ],
+)
+def test_a_job_that_resumes_keeps_the_parts_to_resume_from(
+    stepping: Kept, step: int, moved: list[str], removed: set[str]
+) -> None:
+    restarted(stepping, step)
+    *moves, removal = stepping.links[0].commands
+    assert [path.rpartition("/")[2] for move in moves for path in move[4:]] == moved
+    assert removal[:3] == ["rm", "-rf", "--"]
+    assert {path.rpartition("/")[2] for path in removal[3:]} == removed
 
 
 def test_a_script_keeps_its_own_checkpoints(stepping: Kept) -> None:

@@ -341,6 +341,24 @@ def send_checkpoint(
             link.put_file(path, str(target / f"rank-{rank}" / path.name))
 
 
+def missing_parts(
+    link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath
+) -> list[int]:
+    """Return the ranks whose parts an earlier attempt did not leave whole in a folder on the pod.
+
+    The pod reads every byte of its parts.
+    """
+    if chosen.pods:
+        return [*ranks]
+    read = part_reader([link])
+    return [
+        rank
+        for rank in ranks
+        if read(link.pod.name, Path(target / f"rank-{rank}"))
+        != ("", read_manifest(chosen.parts[rank]))
+    ]
+
+
 def _out_of_reach(checkpoints: PodCheckpoints, steps: Sequence[int]) -> list[str]:
     cut = max(checkpoints.steps, default=0)
     if not checkpoints.silent or cut <= max(steps, default=0):

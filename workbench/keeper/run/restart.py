@@ -27,6 +27,7 @@ from workbench.rundir.events import Event, EventKind
 from workbench.rundir.totals import RunTotals
 
 _LOOK_S = 0.2
+_MOVE = 'if [ -d "$1" ]; then rm -rf -- "$2" && mv -- "$1" "$2"; fi'
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 # Time for ranks of an earlier attempt to end.
@@ -80,7 +81,7 @@ def restart_on(
         ranks=len(new.places),
         last_step=totals.last_possible_step,
     )
-    new.everywhere(partial(_make_ready, new, resumes=step is not None))
+    new.everywhere(partial(_make_ready, new, step=step))
     fresh = _why_fresh(totals.saved_step, step, returned)
     data: dict[str, object] = {
         "what": loss.what,
@@ -106,14 +107,22 @@ def _why_fresh(saved_step: int, step: int | None, returned: PulledCheckpoints) -
     return "; ".join([words, *returned.notes])
 
 
-def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
-    """Remove the previous attempt's checkpoints from a pod."""
+def _make_ready(context: RunContext, link: AgentLink, *, step: int | None) -> None:
+    """Remove the previous attempt's checkpoints from a pod, but for the parts of `step`.
+
+    None: the program looks for its own checkpoints, and the place is unknown here.
+    """
     pod = context.on_pod(link)
     link.ensure()
-    # Otherwise the program looks for its own checkpoints, and their place is unknown.
-    if resumes:
-        removed = [str(path) for path in (pod.checkpoints, pod.resume, pod.stop)]
-        link.run(["rm", "-rf", "--", *removed])
+    if step is None:
+        return
+    removed = [str(pod.checkpoints), str(pod.stop)]
+    if step:
+        kept = str(pod.checkpoints / f"step-{step}")
+        link.run(["sh", "-c", _MOVE, "sh", kept, str(pod.resume)])
+    else:
+        removed.append(str(pod.resume))
+    link.run(["rm", "-rf", "--", *removed])
 
 
 def end_earlier_ranks(context: RunContext) -> None:

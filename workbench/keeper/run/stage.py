@@ -14,7 +14,7 @@ from workbench.base.words import short_list
 from workbench.jobs.job import Job, PodView
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.script_folder import travelling
-from workbench.keeper.checkpoints import send_checkpoint
+from workbench.keeper.checkpoints import missing_parts, send_checkpoint
 from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -175,6 +175,8 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         # With another number of ranks, every rank reads from all parts.
         if resume.world_size != len(context.places):
             parts = resume.parts.keys()
+        if context.restart:
+            parts = missing_parts(link, resume, parts, target.resume)
         send_checkpoint(link, resume, parts, target.resume)
 
 
