@@ -195,9 +195,11 @@ def test_a_result_that_was_cut_leaves_what_the_events_say(run: WrittenRun) -> No
     finished(run)
     run.paths.result.write_text('{"sta')
     row = row_of(run.paths.root)
-    assert (row.outcome, row.steps) == (Outcome.FAILED, 3) and says(
-        row.reason, "the run's files do not say how the run ended"
-    )
+    assert (row.outcome, row.steps) == (Outcome.SUCCEEDED, 3), "the keeper's report has the end"
+    run.keeper(alive=False)
+    row = row_of(run.paths.root)
+    assert (row.outcome, row.steps) == (Outcome.FAILED, 3)
+    assert says(row.reason, "the keeper died before the run ended")
 
 
 def test_what_is_no_number_is_not_a_figure(run: WrittenRun) -> None:

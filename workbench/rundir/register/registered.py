@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError
-from workbench.base.files import is_missing, is_there, read_json, read_known, write_json
+from workbench.base.files import is_missing, is_there, not_ours, read_json, read_known, write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
 from workbench.base.json_values import as_str
@@ -101,9 +101,12 @@ def registered(cluster: Path) -> Registration:
         raise NotRegistered(f"{_why_unknown(paths)}. {_REMEDY}")
     # The directory is the one that the cluster started in, not a copy in its place.
     try:
+        foreign = not_ours(paths.store)
         facts = paths.root.stat()
     except OSError as error:
         raise NotRegistered(f"{cluster} cannot be found: {error.strerror}") from error
+    if foreign:
+        raise NotRegistered(f"{foreign}. {_REMEDY}")
     if not _is_place_of(entry, facts):
         raise NotRegistered(
             f"{cluster} is not the folder that its cluster started in: "
