@@ -28,7 +28,13 @@ from workbench.client.run import Run
 from workbench.client.tables.history import history
 from workbench.keeper.spawn import process_facts, take_lock
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_status, silence_of, state_of, state_or_problem
+from workbench.rundir.status import (
+    cluster_status,
+    message_of,
+    silence_of,
+    state_of,
+    state_or_problem,
+)
 from workbench.rundir.view import RunView
 
 HOLD = (
@@ -209,3 +215,20 @@ def test_a_run_that_has_just_ended_has_the_message_of_its_result(run: WrittenRun
     write_json(run.paths.result, {"state": "succeeded", "message": "all ranks finished"})
     handle = Run(run.paths.root)
     assert (handle.state, handle.message) == (RunState.SUCCEEDED, "all ranks finished")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", '{"state": "succ', "\0\0\0\0"],
+    ids=["empty", "a letter", "a half", "zeros"],
+)
+def test_a_lost_run_names_its_torn_result(run: WrittenRun, content: str) -> None:
+    run.end("failed", "rank 1 failed")
+    run.keeper("closed", alive=False)
+    run.paths.result.write_text(content)
+    state, problem = state_or_problem(run.paths)
+    assert state is RunState.LOST
+    assert says(problem, "is empty or torn", str(run.paths.result))
+    assert message_of(run.paths, state) == problem
+    run.paths.result.unlink()
+    assert state_or_problem(run.paths) == (RunState.LOST, "")

@@ -278,6 +278,14 @@ def _is_torn(file: Path) -> bool:
         return False
 
 
+def _torn_words(paths: RunPaths) -> str:
+    """Return the reason why a run without another record of its end is lost; usually empty."""
+    file = result_file(paths)
+    if is_missing(file) or has_result(paths):
+        return ""
+    return f"{file} is empty or torn, and nothing else says how the run ended"
+
+
 def has_result(paths: RunPaths) -> bool:
     """Whether a run has a result. An empty or torn file counts as missing."""
     try:
@@ -316,6 +324,9 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         return unknown_words(paths)
     cluster = cluster_status(cluster_of(paths))
     if state is RunState.LOST:
+        torn = _torn_words(paths)
+        if torn:
+            return printable(torn)
         if not (was_taken(paths) or is_listed(paths, cluster_of(paths))):
             return (
                 "it was never handed over: its notebook or the keeper "
@@ -349,7 +360,8 @@ def state_or_problem(
     A run with damaged files is lost, and no error is raised.
     """
     try:
-        return _state_of(paths, is_alive), ""
+        state = _state_of(paths, is_alive)
+        return state, _torn_words(paths) if state is RunState.LOST else ""
     except Unreadable as error:
         return (
             RunState.UNKNOWN,
