@@ -87,7 +87,7 @@ CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetun
 	$(addprefix tests/test_,cli.py docs.py gate.py options_page.py places.py shape.py words.py)
 
 # Their fakes start processes in threads, where a test cannot be left out: the test would wait.
-IN_THREADS = $(addprefix tests/pods/test_,kubernetes.py kubeaccess.py)
+IN_THREADS = $(addprefix tests/pods/test_,kubernetes.py kubeaccess.py kueue.py)
 
 check: setup ## Run lint but no site, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 style types
