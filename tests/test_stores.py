@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,12 +115,32 @@ def test_a_job_without_rights_is_refused_before_it_starts(
     assert set(cluster.path.glob("runs/*")) == before
 
 
-def test_a_store_that_fails_does_not_fail_the_run(cluster: Cluster, server: S3Server) -> None:
-    steps = 16  # slow ones, so that the store is gone before the last
-    slow = job(technique="zero3", max_steps=steps, save_steps=1, checkpoints="s3://bucket/lost")
-    run = cluster.submit(slow)
+def test_a_store_that_fails_does_not_fail_the_run(
+    cluster: Cluster, server: S3Server, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    evaluations = []
+
+    def waits(_predictions: list[str], _references: list[str]) -> float:
+        evaluations.append(1)
+        while len(evaluations) > 1 and not gone.exists():
+            time.sleep(0.02)
+        return 1.0
+
+    steps = 8  # the evaluation after step 4, the second, waits until the store is gone
+    waiting = job(
+        technique="zero3",
+        max_steps=steps,
+        save_steps=1,
+        checkpoints="s3://bucket/lost",
+        eval_steps=4,
+        metrics=[waits],
+        metric_rows=2,
+    )
+    run = cluster.submit(waiting)
     until(lambda: "uploaded" in kinds(run), why=lambda: run.message)
     server.stop()
+    gone.touch()
     result = run.wait(300, progress=False)
     assert result.state is RunState.SUCCEEDED
     assert sorted(losses(run)) == list(range(1, steps + 1))  # type: ignore[type-var]

@@ -40,6 +40,7 @@ _LEFT_OUT = (
     "finetune/notebook",
     "finetune/plan",
     "finetune/profile",
+    "finetune/submit",
     "handover/kubeflow",
     "keeper",
     "lab",
