@@ -22,6 +22,7 @@ from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_comman
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.link.in_place import claim
 from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.keeper.run.policy import blame, stopped_by_others
@@ -182,6 +183,9 @@ class Attempt:
         retry_on_exhaustion(partial(check_hostfile, c), self._journal.hint)
         if not self.install():
             return
+        if c.shared is not None:
+            c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
+            retry_on_exhaustion(partial(claim, c.links, c.shared, c.paths), self._journal.hint)
         resumed = retry_on_exhaustion(partial(resumed_from, c.paths), self._journal.hint)
         notes: Sequence[str] = ()
         if resumed:
