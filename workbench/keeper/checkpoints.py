@@ -380,7 +380,11 @@ def _in_place(context: RunContext, lost: Collection[str]) -> PulledCheckpoints:
     """Look for the newest complete checkpoint in the run's shared folder."""
     assert context.shared is not None
     links = [link for link in context.links if link.pod.name not in lost]
-    whole = shared_steps(links or context.links, context.shared).whole
+    try:
+        whole = shared_steps(links or context.links, context.shared).whole
+    except WorkbenchError as error:
+        why = f"the checkpoints in {context.shared.root} could not be listed: {error}"
+        return PulledCheckpoints(notes=[why])
     return PulledCheckpoints(steps=[whole] if whole else [])
 
 

@@ -75,7 +75,7 @@ def newest_good(
         )
     shared = shared_run(paths)
     folder = (shared or paths).checkpoints
-    found, notes = choose_newest(steps_in(folder), _read_here, last_step)
+    found, notes = choose_newest(steps_in(folder), read_own, last_step)
     if found is not None:
         return replace(found, pods={}, shared=shared is not None)
     why = "; ".join(notes)
@@ -216,7 +216,8 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
     return ""
 
 
-def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
+def read_own(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the problem and the manifest of a part here. A part of another user has a problem."""
     # Another user may have changed files with foreign ownership or write access.
     for path in (part, *records.files_in(part)):
         foreign = not_ours(path)

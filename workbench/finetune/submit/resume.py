@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import read_json, records, write_json
+from workbench.base.files import is_folder, not_ours, read_json, records, write_json
 from workbench.base.json_values import Json, as_int, as_list, as_str, get_object
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
@@ -148,10 +148,16 @@ def resume_checkpoint(
     root = before.root
     made = read_json(RunPaths(root).job)
     if not get_object(made, "job"):
+        unseen = "" if is_folder(root) else ", and this machine sees no such folder"
         raise ConfigError(
-            f"resume is {before.name!r}, not the directory of a FineTune run; give the directory "
-            "of the run to continue"
+            f"resume is {before.name!r}, not the directory of a FineTune run{unseen}; give the "
+            "directory of the run to continue"
         )
+    shared = shared_run(RunPaths(root))
+    # Pods may have other users than this machine, so they check no owner.
+    foreign = not_ours(root) if shared is not None and shared.root == root else ""
+    if foreign:
+        raise ConfigError(f"resume: {foreign}; only checkpoints of your own are used")
     if before.store:
         # A checkpoint may be large: the settings are compared first.
         ranks = as_int(made.get("ranks")) or world_size

@@ -183,9 +183,6 @@ class Attempt:
         retry_on_exhaustion(partial(check_hostfile, c), self._journal.hint)
         if not self.install():
             return
-        if c.shared is not None:
-            c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
-            retry_on_exhaustion(partial(claim, c.links, c.shared, c.paths), self._journal.hint)
         resumed = retry_on_exhaustion(partial(resumed_from, c.paths), self._journal.hint)
         notes: Sequence[str] = ()
         if resumed:
@@ -211,6 +208,8 @@ class Attempt:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""
         c = self._context
         c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
+        if c.shared is not None:
+            claim(c.links, c.shared, c.paths)
         first = c.links[0]
         address = first.address
 
