@@ -120,12 +120,12 @@ def _problem(token: str, shared: RunPaths, link: AgentLink, *, makes: bool = Fal
     words = [str(folder), str(shared.root), pod, token, "makes" if makes else ""]
     try:
         answer = _answer(link.run([link.pod.python, "-IS", "-c", _PROBE, *words], _PROBE_S))
-    except RemoteError:
+    except RemoteError as error:
         # A pod that is lost raises here.
         link.call("ping")
         return (
-            f"{folder} did not take 1 MiB from {pod} within {_PROBE_S:.0f} s. "
-            "Check the mount there, or name another folder"
+            f"{folder} did not take 1 MiB from {pod} within {_PROBE_S:.0f} s "
+            f"({truncate(error)}). Check the mount there, or name another folder"
         )
     match as_str(answer.get("state")):
         case "shared":
