@@ -203,9 +203,8 @@ def test_a_lost_pod_is_not_needed_to_list_the_checkpoints(run: Run) -> None:
 
 
 def test_a_run_without_a_checkpoint_says_where_it_looked(run: Run) -> None:
-    with pytest.raises(
-        ConfigError, match=sentence("in {}: {} sees none", run.shared.checkpoints, "pod-0")
-    ):
+    words = sentence("there is no checkpoint to resume from in {}: {}", run.shared.checkpoints)
+    with pytest.raises(ConfigError, match=words + sentence("{} sees none", "pod-0")):
         newest_in_place(run.links, run.shared, None)
 
 

@@ -170,10 +170,8 @@ def newest_in_place(
         if good is not None:
             return replace(good, pods={}, notes=notes, shared=True)
         notes += why
-    raise ConfigError(
-        f"there is no checkpoint to resume from in {shared.checkpoints}: "
-        f"{'; '.join(notes) or f'{links[0].pod.name} sees none'}"
-    )
+    why = "; ".join(notes) or f"{links[0].pod.name} sees none"
+    raise ConfigError(f"there is no checkpoint to resume from in {shared.checkpoints}: {why}")
 
 
 def _judged_share(share: tuple[AgentLink, Sequence[Path]]) -> Mapping[Path, _Judged]:
