@@ -166,10 +166,10 @@ def newest_in_place(
         if last_step is None or step < last_step:
             for of_pod in in_threads(_judged_share, shares):
                 judged.update(of_pod)
-        good, why = choose_newest({step: places}, lambda _, part: judged[part], last_step)
+        good, faults = choose_newest({step: places}, lambda _, part: judged[part], last_step)
         if good is not None:
             return replace(good, pods={}, notes=notes, shared=True)
-        notes += why
+        notes += faults
     why = "; ".join(notes) or f"{links[0].pod.name} sees none"
     raise ConfigError(f"there is no checkpoint to resume from in {shared.checkpoints}: {why}")
 
