@@ -302,9 +302,8 @@ def test_a_part_that_cannot_be_judged_is_of_no_use(prints: str | Exception, kept
 def test_a_judgement_of_another_form_is_of_no_use(prints: str, kept: Kept) -> None:
     kept.links[0].prints = prints
     problem, facts = part_reader(kept.context.links)("pod-0", Path("/pods/rank-0"))
-    assert says(
-        problem, "cannot be read: {} does not answer in the form of an agent", "rank-0", "pod-0"
-    )
+    assert says(problem, "{} cannot be read: {}", "rank-0")
+    assert says(problem, "{} does not answer in the form of an agent", "pod-0")
     assert facts == {}
 
 

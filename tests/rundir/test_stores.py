@@ -97,7 +97,7 @@ def test_checkpoints_name_a_known_place() -> None:
     rules = FineTune(checkpoints="s3://bucket/runs", save_steps=3).rules.checkpoints
     assert (rules.brings, rules.meanwhile, rules.store) == (True, True, "s3://bucket/runs")
     assert FineTune(checkpoints="bring").rules.checkpoints.store == ""
-    with pytest.raises(ConfigError, match="'pod', 'bring', or the address"):
+    with pytest.raises(ConfigError, match="or the address of a folder in an object store"):
         FineTune(checkpoints="brings")
 
 

@@ -24,7 +24,7 @@ from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
-from workbench.rundir.checkpoints import Checkpoint
+from workbench.rundir.checkpoints import Checkpoint, shared_run
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import (
@@ -154,6 +154,8 @@ def checkpoint_on_pods(
 
     See `held_checkpoint`.
     """
+    if shared_run(run) is not None:
+        return held_checkpoint(cluster, run, last_step, ranks)
     home = cluster_of(run)
     ended = has_result(run)
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):

@@ -64,6 +64,8 @@ class Checkpoints:
     """Whether checkpoints are copied while the job runs, not only at its end."""
     store: str = ""
     """Address in an object store that also gets the copied checkpoints. Empty: none."""
+    folder: str = ""
+    """Folder that all pods share, for checkpoints that are used in place. Empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +164,8 @@ class NewRun:
     """Number of ranks that will start."""
     gpus: int
     """Number of GPUs of each pod."""
+    run_id: str = ""
+    """Id of the run: the name of its folder on pods. Empty: a job that no pod runs."""
     memory_gib: float | None = None
     """Memory of each pod in GiB. None: unknown."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -441,8 +445,12 @@ class Job(Record):
         before: int,
         ranks: int,
         last_step: int | None,
+        newest: object = None,
     ) -> tuple[int | None, int | None]:
         """Change the inputs of a run so that the run continues on `ranks` after a loss.
+
+        `newest` is the newest valid checkpoint in a shared folder. None: the checkpoints are in the
+        run directory, or the shared folder has none.
 
         Returns:
             The step of the checkpoint, and the global batch if changed. None for the step: the

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,21 +16,24 @@ from workbench.base.files import read_json, records, write_json
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.files.folders import remove_folder
 from workbench.base.files.gate import pinned_folder
-from workbench.base.json_values import get_object, parse_json
+from workbench.base.json_values import as_list, get_object, parse_json
 from workbench.base.messages.wire import ask
 from workbench.base.words import truncate
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.in_place import link_parts, package_python, shared_steps
 from workbench.keeper.resource_limits import in_threads, start_thread
 from workbench.rundir.checkpoints import (
     CHECKPOINT,
     NAME,
     Checkpoint,
     ReadPart,
+    choose_newest,
     keep_newest,
     number_in,
     problem_of,
     read_manifest,
+    shared_run,
 )
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import (
@@ -114,25 +118,65 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
         link = by_name.get(pod)
         if link is None:
             return "the pod is gone", {}
-        argv = [
-            "env",
-            f"PYTHONPATH={link.package}",
-            link.pod.python,
-            "-P",
-            "-c",
-            _JUDGE,
-            str(folder),
-        ]
         try:
-            answer = parse_json(link.run(argv, _READ_S, again=True))
-        except (WorkbenchError, ValueError) as error:
+            return _judged(link, [folder])[0]
+        except WorkbenchError as error:
             return f"{folder.name} cannot be read: {error}", {}
-        match answer:
-            case [[str() as problem, dict() as manifest]]:
-                return truncate(problem), manifest
-        return f"{folder.name} cannot be read: {pod} does not answer in the form of an agent", {}
 
     return read
+
+
+_Judged = tuple[str, Mapping[str, object]]
+"""Problem and manifest of a part; an empty problem for a whole part."""
+
+
+def _judged(link: AgentLink, folders: Sequence[Path]) -> list[_Judged]:
+    """Have a pod read every byte of some parts. Raise WorkbenchError if the pod cannot answer."""
+    argv = [*package_python(link), "-c", _JUDGE, *[str(folder) for folder in folders]]
+    text = link.run(argv, _READ_S, again=True)
+    judged: list[_Judged] = []
+    with suppress(ValueError):  # no JSON: the answer is too short
+        for part in as_list(parse_json(text)):
+            match part:
+                case [str() as problem, dict() as manifest]:
+                    judged.append((truncate(problem), manifest))
+    if len(judged) != len(folders):
+        raise RunError(f"{link.pod.name} does not answer in the form of an agent")
+    return judged
+
+
+def newest_in_place(
+    links: Sequence[AgentLink], shared: RunPaths, last_step: int | None
+) -> Checkpoint:
+    """Return the newest valid checkpoint of a run in a shared folder. Raise ConfigError for none.
+
+    The pods read every byte, each pod a share of the parts. An error of a pod is raised: a part
+    that was not read is not a bad part.
+    """
+    found = shared_steps(links, shared)
+    judged: dict[Path, _Judged] = {}
+    notes: list[str] = []
+    for step, parts in sorted(found.parts.items(), reverse=True):
+        shares = []
+        places = {}
+        for number, link in enumerate(links):
+            ranks = sorted(parts)[number :: len(links)]
+            shares.append((link, [parts[rank] for rank in ranks]))
+            places.update({rank: (link.pod.name, parts[rank]) for rank in ranks})
+        if last_step is None or step < last_step:
+            for of_pod in in_threads(_judged_share, shares):
+                judged.update(of_pod)
+        good, faults = choose_newest({step: places}, lambda _, part: judged[part], last_step)
+        if good is not None:
+            return replace(good, pods={}, notes=notes, shared=True)
+        notes += faults
+    why = "; ".join(notes) or f"{links[0].pod.name} sees none"
+    raise ConfigError(f"there is no checkpoint to resume from in {shared.checkpoints}: {why}")
+
+
+def _judged_share(share: tuple[AgentLink, Sequence[Path]]) -> Mapping[Path, _Judged]:
+    link, folders = share
+    return dict(zip(folders, _judged(link, folders), strict=True)) if folders else {}
 
 
 def held_checkpoint(
@@ -142,12 +186,16 @@ def held_checkpoint(
 
     If the cluster or the number of ranks differs, the checkpoint is copied back from the pods.
     """
-    if not paths.held.exists():
+    shared = shared_run(paths)
+    if shared is None and not paths.held.exists():
         return None
     info = read_json(paths.info)
     home = Path(str(info.get("cluster")))
+    stay = f"stayed on the pods of {home}; checkpoints='bring' copies checkpoints back"
     parts = get_object(read_json(paths.held), "parts")
-    if home != cluster or any(len(get_object(parts, step)) != ranks for step in parts):
+    if shared is not None:
+        stay = f"are in {shared.root}"
+    elif home != cluster or any(len(get_object(parts, step)) != ranks for step in parts):
         try:
             _refuse_unknown(paths)
             ask(
@@ -163,10 +211,7 @@ def held_checkpoint(
         answer = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)
         checkpoint: Any = answer["checkpoint"]
     except RunError as error:
-        raise ConfigError(
-            f"{error}; the checkpoints stayed on the pods of {home};"
-            " checkpoints='bring' copies checkpoints back"
-        ) from error
+        raise ConfigError(f"{error}; the checkpoints {stay}") from error
     return CHECKPOINT.validate_python(checkpoint)
 
 
@@ -291,7 +336,12 @@ def bring_checkpoints_back(
     most: int | None = None,
     busy: Callable[[], Collection[int]] = lambda: (),
 ) -> PulledCheckpoints:
-    """Copy the last complete checkpoints of a run from its pods, and verify every file."""
+    """Copy the last complete checkpoints of a run from its pods, and verify every file.
+
+    Checkpoints in a shared folder stay there.
+    """
+    if context.shared is not None:
+        return _in_place(context, lost)
     checkpoints = list_parts(context, lost)
     limit = context.spec.job.rules.checkpoints.most
     problems = {
@@ -309,6 +359,8 @@ def bring_checkpoints_back(
 
 def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> PulledCheckpoints:
     """Record the complete checkpoints left on the pods of a run. Nothing is copied."""
+    if context.shared is not None:
+        return _in_place(context, lost)
     checkpoints = list_parts(context, lost)
     steps = checkpoints.whole
     if steps:
@@ -322,10 +374,25 @@ def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> PulledChe
     return PulledCheckpoints(steps=steps, notes=_out_of_reach(checkpoints, steps))
 
 
+def _in_place(context: RunContext, lost: Collection[str]) -> PulledCheckpoints:
+    """Look for the newest complete checkpoint in the run's shared folder."""
+    assert context.shared is not None
+    links = [link for link in context.links if link.pod.name not in lost]
+    try:
+        whole = shared_steps(links or context.links, context.shared).whole
+    except WorkbenchError as error:
+        why = f"the checkpoints in {context.shared.root} could not be listed: {error}"
+        return PulledCheckpoints(notes=[why])
+    return PulledCheckpoints(steps=[whole] if whole else [])
+
+
 def send_checkpoint(
     link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath
 ) -> None:
     """Send the parts of a pod's ranks into a folder on the pod. Parts already there are linked."""
+    if chosen.shared:
+        link_parts(link, [chosen.parts[rank] for rank in sorted(ranks)], target)
+        return
     for rank in sorted(ranks):
         part = chosen.parts[rank]
         if chosen.pods:
@@ -348,7 +415,7 @@ def missing_parts(
 
     The pod reads every byte of its parts.
     """
-    if chosen.pods:
+    if chosen.pods or chosen.shared:
         return [*ranks]
     read = part_reader([link])
     return [

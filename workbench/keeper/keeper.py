@@ -25,7 +25,7 @@ from workbench.jobs.launcher import Launcher
 from workbench.jobs.registry import job_from_dict
 from workbench.keeper.awake import uptime_clock
 from workbench.keeper.boundary import isolate_run_errors
-from workbench.keeper.checkpoints import part_reader
+from workbench.keeper.checkpoints import newest_in_place, part_reader
 from workbench.keeper.decisions import DecisionLog
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
@@ -45,7 +45,7 @@ from workbench.keeper.resource_limits import missing, retry_on_exhaustion
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
-from workbench.rundir.checkpoints import CHECKPOINT, newest_good
+from workbench.rundir.checkpoints import CHECKPOINT, newest_good, shared_run
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.store import DecisionKind, KnownRun
 from workbench.rundir.spec import ClusterSpec
@@ -270,9 +270,13 @@ class Keeper:
                 return self._of_run(request)
             case NewestCheckpoint():
                 links = self._fleet.first_live(self._spec.count)
-                good = newest_good(
-                    request.path, last_step=request.last_step, on_pods=part_reader(links)
-                )
+                shared = shared_run(RunPaths(request.path))
+                if shared is not None:
+                    good = newest_in_place(links, shared, request.last_step)
+                else:
+                    good = newest_good(
+                        request.path, last_step=request.last_step, on_pods=part_reader(links)
+                    )
                 return {"checkpoint": CHECKPOINT.dump_python(good, mode="json")}
             case Close():
                 self.close("closed by the notebook")

@@ -10,7 +10,7 @@ import logging
 import re
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,14 +20,18 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import ConfigError
 from workbench.base.files import not_ours, read_json, records, write_json
 from workbench.base.files.folders import remove_folder
-from workbench.base.json_values import Json, as_int, as_list, get_object
+from workbench.base.json_values import Json, as_int, as_list, as_str, get_object
 from workbench.base.record.tolerant import Whole
 from workbench.rundir.paths import RunPaths
 
 logger = logging.getLogger(__name__)
 NAME = "manifest.json"
 """Name of the manifest file in a rank's part of a checkpoint."""
+INPUTS = "inputs.json"
+"""Name of the file with the SHA-256 of a run's inputs, in a run's folder of a store or of pods."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
+Places = Mapping[int, tuple[str, Path]]
+"""Pod and folder of every rank's part."""
 ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
 """Function from a pod's name and a part's folder to the part's problem and manifest."""
 
@@ -42,6 +46,8 @@ class Checkpoint:
     """Names of the pods with the parts, by rank. Empty: the parts are in the run directory."""
     notes: Sequence[str] = ()
     """Reasons why newer checkpoints were left out, a line per checkpoint."""
+    shared: bool = False
+    """Whether all pods read the parts where they are, in a shared folder."""
 
     @property
     def world_size(self) -> int:
@@ -61,11 +67,36 @@ def newest_good(
     """
     paths = RunPaths(root)
     if on_pods:
-        read = on_pods
-        steps = _on_pods(paths)
-    else:
-        read = _read_here
-        steps = _here(paths.checkpoints)
+        found, notes = choose_newest(_on_pods(paths), on_pods, last_step)
+        if found is not None:
+            return found
+        raise ConfigError(
+            f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}"
+        )
+    shared = shared_run(paths)
+    folder = (shared or paths).checkpoints
+    found, notes = choose_newest(steps_in(folder), read_own, last_step)
+    if found is not None:
+        return replace(found, pods={}, shared=shared is not None)
+    why = "; ".join(notes)
+    if not notes:
+        why = f"{folder} is empty: the run saved no checkpoint (save_steps), or has not ended"
+    raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
+
+
+def shared_run(paths: RunPaths) -> RunPaths | None:
+    """Return a run's folder in the shared folder of its checkpoints. None: the run has no such.
+
+    The folder has the files of a run directory that another run needs to resume.
+    """
+    folder = as_str(read_json(paths.job).get("shared"))
+    return RunPaths(Path(folder)) if folder else None
+
+
+def choose_newest(
+    steps: Mapping[int, Places], read: ReadPart, last_step: int | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest valid checkpoint before `last_step`, and a note for each newer one."""
     notes: list[str] = []
     # The newest checkpoint with all parts whole wins; every newer one is named with its fault.
     for step, places in sorted(steps.items(), reverse=True):
@@ -79,22 +110,10 @@ def newest_good(
             problem = _problem(step, looked_at)
         if not problem:
             parts = {rank: part for rank, (_, part) in places.items()}
-            pods = {}
-            if on_pods:
-                pods = {rank: pod for rank, (pod, _) in places.items()}
-            return Checkpoint(step=step, parts=parts, pods=pods, notes=notes)
+            pods = {rank: pod for rank, (pod, _) in places.items()}
+            return Checkpoint(step=step, parts=parts, pods=pods, notes=notes), notes
         notes.append(f"the checkpoint of step {step} was left out: {problem}")
-    if on_pods:
-        raise ConfigError(
-            f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}"
-        )
-    why = "; ".join(notes)
-    if not notes:
-        why = (
-            f"{paths.checkpoints} is empty: the run saved no checkpoint (save_steps), "
-            "or has not ended"
-        )
-    raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
+    return None, notes
 
 
 def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list[int]:
@@ -142,11 +161,8 @@ def number_in(name: str, what: str) -> int:
     return int(number)
 
 
-Places = Mapping[int, tuple[str, Path]]
-"""Pod and folder of every rank's part."""
-
-
-def _here(folder: Path) -> dict[int, Places]:
+def steps_in(folder: Path) -> dict[int, Places]:
+    """Return the pods and folders of the parts of all ranks, by step."""
     steps: dict[int, Places] = {}
     for path in records.folders_in(folder, "step-*"):
         step = number_in(path.name, "step")
@@ -200,7 +216,8 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
     return ""
 
 
-def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
+def read_own(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the problem and the manifest of a part here. A part of another user has a problem."""
     # Another user may have changed files with foreign ownership or write access.
     for path in (part, *records.files_in(part)):
         foreign = not_ours(path)

@@ -24,6 +24,7 @@ from workbench.display.kit.downloads import run_links
 from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir.catalog.store import read_label
+from workbench.rundir.checkpoints import shared_run
 from workbench.rundir.events import EventKind
 from workbench.rundir.figures import metrics
 from workbench.rundir.figures.metric import Metric
@@ -294,7 +295,9 @@ def _receipt(view: RunView, *, alone: bool) -> list[str]:
     lines.append(_files_left(view))
     if alone:
         return [strip_controls(line) for line in lines]
-    has_checkpoint = _is_there(view.paths.checkpoints) or view.paths.held.exists()
+    here = _is_there(view.paths.checkpoints) or view.paths.held.exists()
+    in_place = shared_run(view.paths) is not None and view.totals.saved_step > 0
+    has_checkpoint = here or in_place
     if view.state is not RunState.SUCCEEDED and has_checkpoint:
         lines.append(
             "Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))"

@@ -150,6 +150,7 @@ class FineTune(FineTuneOptions, Job):
             # Without `save_steps`, a pod that is ending has a checkpoint too.
             meanwhile=self.brings_checkpoints,
             store=self.checkpoint_store,
+            folder=self.checkpoint_folder,
         )
         return Rules(
             stop=Stop(by="file"),
@@ -209,6 +210,7 @@ class FineTune(FineTuneOptions, Job):
         before: int,
         ranks: int,
         last_step: int | None,
+        newest: object = None,
     ) -> tuple[int | None, int | None]:
         continued: tuple[int, int | None] = verbs().resumed(
             root,
@@ -216,6 +218,7 @@ class FineTune(FineTuneOptions, Job):
             before=before,
             ranks=ranks,
             last_step=last_step,
+            newest=newest,
         )
         return continued
 

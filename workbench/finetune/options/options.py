@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.record import (
     Allowed,
     Count,
@@ -56,7 +57,10 @@ _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}
 _Metric = Annotated[Metric, PlainSerializer(metric_text)]
 ON_PODS = "pod"
 BROUGHT = "bring"
-_PLACES = "'pod', 'bring', or the address of a folder in an object store: 's3://bucket/prefix'"
+_PLACES = (
+    "'pod', 'bring', the absolute path of a folder that all pods share, or the address of a folder "
+    "in an object store: 's3://bucket/prefix'"
+)
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
 
 
@@ -86,9 +90,31 @@ def _prompt(value: str | None) -> str | None:
 def _checkpoints(value: str) -> str:
     if value in (ON_PODS, BROUGHT):
         return value
-    if not is_address(value):
+    if is_address(value):
+        return check_address(value, "checkpoints")
+    if "/" not in value and not value.startswith("~"):
         raise ValueError(value)
-    return check_address(value, "checkpoints")
+    return _shared_folder(value)
+
+
+def _shared_folder(value: str) -> str:
+    """Return the plain path of a folder on the pods; this machine may not have the folder."""
+    path = PurePosixPath(value)
+    why = ""
+    if value.startswith("~"):
+        why = "~ is another folder for every user and pod"
+    elif not path.is_absolute():
+        why = "a relative path is another folder on every pod"
+    elif ".." in path.parts or not value.isprintable():
+        why = "the path is not plain"
+    elif len(path.parts) == 1:
+        why = "no run writes into the root folder"
+    if why:
+        raise ConfigError(
+            f"checkpoints is {shortened(value)}, and {why}. Write the absolute path of a folder "
+            "that all pods see, such as '/lustre/me/checkpoints'"
+        )
+    return "/" + str(path).lstrip("/")
 
 
 def _checked(options: type[Record]) -> Callable[[object], object]:
@@ -391,17 +417,20 @@ class FineTuneOptions(Record):
     Default None: 2.
     """
     checkpoints: Annotated[PathText, AfterValidator(_checkpoints), Allowed(_PLACES)] = "pod"
-    """Place of checkpoints: `pod`, `bring`, or a folder in an object store.
+    """Place of checkpoints: `pod`, `bring`, a shared folder, or a folder in an object store.
 
     `pod` leaves checkpoints on the pods that wrote them. If a run does not succeed, its last
     checkpoint is copied back when the cluster closes. `bring` copies checkpoints to this machine
     during the run. An address such as `s3://bucket/prefix` does the same, and uploads the copies
-    below `s3://bucket/prefix/RUN_ID`.
+    below `s3://bucket/prefix/RUN_ID`. An absolute path such as `/lustre/me/checkpoints` is a folder
+    that all pods see under this path. Ranks write into its folder `RUN_ID`, and every later run
+    reads there; nothing is copied. This machine needs no such folder.
     """
     resume: PathText | None = None
     """Run directory whose last good checkpoint this run continues, or its address.
 
-    The address is the run's folder in an object store, such as `s3://bucket/prefix/RUN_ID`.
+    The address is the run's folder in an object store, such as `s3://bucket/prefix/RUN_ID`. The
+    run's folder in a shared folder works as the run directory, if this machine sees the folder.
     The settings must be the same. With another number of ranks, the global batch must be the same,
     and `local-sgd` cannot resume.
     """
@@ -411,7 +440,7 @@ class FineTuneOptions(Record):
     A kill for lack of memory does not count. The run restarts from its last good checkpoint, or
     else from the beginning. A lost pod is replaced; a lost host is left out. The remaining ranks
     share the global batch, or the nearest batch that divides evenly. Checkpoints are copied to this
-    machine as with `bring`. Default 0: the run fails.
+    machine as with `bring`, unless they are in a shared folder. Default 0: the run fails.
     """
     report_to: Annotated[
         Sequence[TrackerName], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")
@@ -464,12 +493,19 @@ class FineTuneOptions(Record):
 
         A lost pod loses its disk.
         """
+        if self.checkpoint_folder:
+            return False
         return self.checkpoints != ON_PODS or self.restarts > 0
 
     @property
     def checkpoint_store(self) -> str:
         """Address of the folder in an object store for checkpoints. Empty: none."""
         return self.checkpoints if is_address(self.checkpoints) else ""
+
+    @property
+    def checkpoint_folder(self) -> str:
+        """Folder that all pods share, for checkpoints. Empty: none."""
+        return self.checkpoints if self.checkpoints.startswith("/") else ""
 
     @property
     def planned_lengths(self) -> tuple[int, int]:

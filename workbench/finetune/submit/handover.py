@@ -68,6 +68,11 @@ def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
             "checkpoints; hand over a run with checkpoints 'pod', whose checkpoints stay on the "
             "volume of the results"
         )
+    if job.checkpoint_folder:
+        raise ConfigError(
+            f"checkpoints go to {job.checkpoint_folder}, and a run without a keeper keeps its "
+            "checkpoints on the volume of the results; hand over a run with checkpoints 'pod'"
+        )
     if job.device_map:
         raise ConfigError(
             "device_map spreads a model over the GPUs of a single process, and a manifest gives "

@@ -106,6 +106,8 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "notes": [*model_notes(job), *sent_notes(job)],
         "rewards": reward_inputs(job),
     }
+    if job.checkpoint_folder:
+        resolved = {**resolved, "shared": f"{job.checkpoint_folder}/{run.run_id}"}
     if before is not None:
         checkpoint = resume_checkpoint(
             job,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import read_json, records, write_json
+from workbench.base.files import is_folder, not_ours, read_json, records, write_json
 from workbench.base.json_values import Json, as_int, as_list, as_str, get_object
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
@@ -18,11 +19,18 @@ from workbench.finetune.job.refusals import Facts, check, deepspeed_json
 from workbench.finetune.options.metrics import metric_function, metric_text
 from workbench.finetune.options.model.models import has_chat_template
 from workbench.finetune.techniques.registry import technique_of
-from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
+from workbench.rundir.checkpoints import (
+    CHECKPOINT,
+    INPUTS,
+    Checkpoint,
+    newest_good,
+    remove_after,
+    shared_run,
+)
 from workbench.rundir.make.prepare import AskPods
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
-from workbench.rundir.stores.checkpoints import INPUTS, fetch_newest, fetch_run
+from workbench.rundir.stores.checkpoints import fetch_newest, fetch_run
 from workbench.rundir.stores.store import Store
 
 CHANGES_NOTHING = frozenset(
@@ -140,10 +148,16 @@ def resume_checkpoint(
     root = before.root
     made = read_json(RunPaths(root).job)
     if not get_object(made, "job"):
+        unseen = "" if is_folder(root) else ", and this machine sees no such folder"
         raise ConfigError(
-            f"resume is {before.name!r}, not the directory of a FineTune run; give the directory "
-            "of the run to continue"
+            f"resume is {before.name!r}, not the directory of a FineTune run{unseen}; give the "
+            "directory of the run to continue"
         )
+    shared = shared_run(RunPaths(root))
+    # Pods may have other users than this machine, so they check no owner.
+    foreign = not_ours(root) if shared is not None and shared.root == root else ""
+    if foreign:
+        raise ConfigError(f"resume: {foreign}; only checkpoints of your own are used")
     if before.store:
         # A checkpoint may be large: the settings are compared first.
         ranks = as_int(made.get("ranks")) or world_size
@@ -201,10 +215,12 @@ def write_resumption(
     before: int,
     ranks: int,
     last_step: int | None,
+    newest: Checkpoint | None = None,
 ) -> tuple[int, int | None]:
     """Rewrite the inputs of a run of `before` ranks to continue on `ranks` ranks.
 
-    The run continues from its newest good checkpoint. Return the step of the checkpoint, 0 for the
+    The run continues from its newest good checkpoint: `newest` for checkpoints in a shared folder,
+    which pods have read. Return the step of the checkpoint, 0 for the
     beginning, and the global batch if the batch had to change.
 
     Raises:
@@ -216,10 +232,11 @@ def write_resumption(
     rows = job.global_batch(before)
     config = get_object(made, "deepspeed")
     # The own checkpoints come first, then the checkpoint that the run itself resumed from.
-    try:
-        own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
-    except ConfigError:
-        own = None
+    own = newest
+    if shared_run(paths) is None:
+        # Without a checkpoint, the run begins anew.
+        with suppress(ConfigError):
+            own = newest_good(paths.root, last_step=last_step)
     checkpoint = own or (CHECKPOINT.validate_python(made["resume"]) if "resume" in made else None)
     # Fewer ranks take more rows each, so that the global batch stays.
     if ranks != before:
@@ -402,7 +419,8 @@ def _check_rows(
 
 def _digest_of_rows(before: Before, name: str) -> str:
     """Return the SHA-256 of a file of rows of an earlier run. Empty: unknown."""
-    if before.store:
-        return as_str(get_object(read_json(before.root / INPUTS), name).get("sha256"))
+    listed = get_object(read_json(before.root / INPUTS), name)
+    if listed:
+        return as_str(listed.get("sha256"))
     file = RunPaths(before.root).inputs / name
     return records.sha256_of(file) if file.is_file() else ""

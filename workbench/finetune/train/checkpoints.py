@@ -39,12 +39,17 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         resumes: bool,
         most: int | None = None,
         rescues: bool = False,
+        shared: Path | None = None,
     ) -> None:
-        """Set up. `rescues`: a step may end with a call of `rescue`."""
-        self.folder = folder / "checkpoints"
+        """Set up. `rescues`: a step may end with a call of `rescue`.
+
+        `shared` is the run's folder in a folder that all pods share, in place of `folder`.
+        """
+        self.folder = (shared or folder) / "checkpoints"
+        self._shared = shared is not None
         self.every = every
         self.most = most or _KEPT
-        self.sent = _sent(folder / "resume") if resumes else []
+        self.sent = _of_rank(folder / "resume") if resumes else []
         """Folders of the sent parts: of the rank, or of all ranks of another number of ranks.
 
         The folders are removed after reading.
@@ -52,6 +57,13 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
         """Checkpoint to resume from; None for a run from the beginning."""
         self._good: deque[int] = deque()
+        # A restart continues from a checkpoint of the run itself, which is not written again.
+        if (
+            self._shared
+            and self.sent
+            and self.sent[0].resolve().parent == self._parts(self.first_step)
+        ):
+            self._good.append(self.first_step)
         self._told = False
         self._trainer: Any = None
         # True until the first step of a resumed run.
@@ -156,7 +168,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             if best.step == step:
                 best.kept = step
             return
-        final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+        final = self._parts(step) / f"rank-{ranks.rank()}"
         part = final.with_name(f"{final.name}.part")
         size, error = _write(part, snapshot.capture(trainer, random), step)
         failed, total = ranks.sums([float(error is not None), float(size)])
@@ -166,7 +178,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             return
         part.rename(final)
         # After a power cut, every pod has all parts of the new checkpoint or of an older one.
-        (unsynced,) = ranks.sums([float(not _is_synced(final.parent))])
+        # The other ranks sync their own parts in a shared folder.
+        synced = final if self._shared else final.parent
+        (unsynced,) = ranks.sums([float(not _is_synced(synced))])
         self._good.append(step)
         if best.wanted and best.step == step:
             best.kept = step
@@ -180,9 +194,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """Restore the trainer from the checkpoint, if any; every rank must call the method."""
         if self.tree is None:
             return
-        engines = self.tree.pop("engines", None)
-        if engines:
-            self.tree["engine"] = resharded(trainer, engines)
+        self.tree = _for_rank(trainer, self.tree)
         snapshot.restore(trainer, self.tree)
         saved_best = self.tree.get("best") or {}
         is_best = trainer.best.restore(saved_best, at_step=self.first_step)
@@ -204,30 +216,44 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         step = trainer.best.kept
         if step is None or step != trainer.best.step:
             return False
-        part = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
-        damaged = bool(problem_of(part))
+        parts = _of_rank(self._parts(step))
+        damaged = any(problem_of(part) for part in parts)
         (damaged_parts,) = ranks.sums([float(damaged)])
         if damaged_parts:
             return False
-        snapshot.restore(trainer, read_tree(part))
+        snapshot.restore(trainer, _for_rank(trainer, _read_trees(parts)))
         return True
+
+    def _parts(self, step: int) -> Path:
+        """Return the folder of the parts of a step: a run directory names the pods too."""
+        folder = self.folder / f"step-{step}"
+        return folder / "pods" if self._shared else folder
 
     def _remove_old(self, best: int | None) -> None:
         others = [step for step in self._good if step != best]
         most_others = self.most if best is None else self.most - 1
         for step in others[: -max(1, most_others)]:
             self._good.remove(step)
-            part = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+            part = self._parts(step) / f"rank-{ranks.rank()}"
             shutil.rmtree(part, ignore_errors=True)
+        if self._shared and ranks.rank() == 0:
+            # Also the steps of earlier attempts, which had other ranks.
+            for folder in records.folders_in(self.folder, "step-*"):
+                if number_in(folder.name, "step") not in {*self._good, best}:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _keep_sent(self, trainer: Any) -> None:
         assert self.tree is not None
-        final = self.folder / f"step-{self.first_step}" / f"rank-{ranks.rank()}"
-        _, error = _write(final, self.tree, self.first_step)
-        (failed,) = ranks.sums([float(error is not None)])
+        step = self.first_step
+        failed = 0.0
+        if step not in self._good:
+            final = self._parts(step) / f"rank-{ranks.rank()}"
+            _, error = _write(final, self.tree, step)
+            (failed,) = ranks.sums([float(error is not None)])
         if not failed:
-            self._good.append(self.first_step)
-            trainer.best.kept = self.first_step
+            if step not in self._good:
+                self._good.append(step)
+            trainer.best.kept = step
 
     def _tell(self, step: int, error: OSError | None) -> None:
         if error is not None and not self._told:
@@ -263,7 +289,8 @@ def _is_synced(folder: Path) -> bool:
     return True
 
 
-def _sent(folder: Path) -> list[Path]:
+def _of_rank(folder: Path) -> list[Path]:
+    """Return the rank's own part, or the parts of all ranks of another number of ranks."""
     own = folder / f"rank-{ranks.rank()}"
     # Every part's manifest has the number of ranks. With more ranks now, the rank has no own part.
     manifest = read_manifest(own if own.is_dir() else folder / "rank-0")
@@ -274,8 +301,11 @@ def _sent(folder: Path) -> list[Path]:
 
 
 def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
+    # Pods have read every byte of parts in a shared folder already, and all ranks read all parts.
+    mine = set(parts[ranks.rank() :: ranks.world_size()])
     for part in parts:
-        problem = problem_of(part)
+        is_in_place = part.is_symlink() and len(parts) > 1
+        problem = problem_of(part) if part in mine or not is_in_place else ""
         if problem:
             raise RunError(
                 f"the checkpoint to resume from arrived damaged: {problem}; submit the run again"
@@ -286,6 +316,10 @@ def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
                 "the checkpoint to resume from arrived wrong: "
                 f"{part.name} is of rank {rank}; submit it again"
             )
+    return _read_trees(parts)
+
+
+def _read_trees(parts: Sequence[Path]) -> dict[str, Any]:
     trees = [read_tree(part) for part in parts]
     first = trees[0]
     if read_manifest(parts[0]).get("world_size") == ranks.world_size():
@@ -295,3 +329,9 @@ def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
         "random": None,
         "engines": [tree["engine"] for tree in trees],
     }
+
+
+def _for_rank(trainer: Any, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a read checkpoint with the rank's own part of the engine's states."""
+    engines = tree.pop("engines", None)
+    return {**tree, "engine": resharded(trainer, engines)} if engines else tree

@@ -262,6 +262,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
             resumes=job.resume is not None,
             most=job.save_total_limit,
             rescues=work.method.uses_rewards,
+            shared=work.shared,
         ),
         technique=technique,
         points=technique.points(job),

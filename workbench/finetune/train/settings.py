@@ -65,6 +65,8 @@ class Assignment:
     """Version of the order of rows; a resumed run has the version of its checkpoint's run."""
     resumed_step: int = 0
     """Step of the checkpoint to resume from; 0 from the beginning."""
+    shared: Path | None = None
+    """The run's folder in a folder that all pods share. None: checkpoints stay on the pod."""
     token_files: Path | None = None
     """Folder of the pod's tokenized rows; None for a run without a keeper's pods."""
     not_read: tuple[str, ...] = ()
@@ -124,6 +126,7 @@ class Assignment:
             metric_inputs=raw.get("metric_inputs") or {},
             order=int(raw.get("order", 1)),
             resumed_step=int((raw.get("resume") or {}).get("step", 0)),
+            shared=Path(raw["shared"]) if raw.get("shared") else None,
             token_files=Path(raw["token_files"]) if raw.get("token_files") else None,
             not_read=tuple(raw.get("not_read") or ()),
             empty_answers=int(raw.get("empty_answers") or 0),

@@ -22,6 +22,7 @@ from workbench.keeper.resource_limits import in_threads
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
+from workbench.rundir.checkpoints import shared_run
 from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.spec import RunSpec
@@ -88,6 +89,11 @@ class RunContext:
     def decided(self) -> RunDecisions | None:
         """State of the run in the log of decisions. None: the log does not know the run."""
         return None if self.log is None else self.log.of(self.run_id)
+
+    @property
+    def shared(self) -> RunPaths | None:
+        """The run's folder in a folder that all pods share. None: checkpoints are elsewhere."""
+        return shared_run(self.paths)
 
     @property
     def may_have_ranks(self) -> bool:

@@ -22,6 +22,7 @@ from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_comman
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.link.in_place import claim
 from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.keeper.run.policy import blame, stopped_by_others
@@ -207,6 +208,8 @@ class Attempt:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""
         c = self._context
         c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
+        if c.shared is not None:
+            claim(c.links, c.shared, c.paths)
         first = c.links[0]
         address = first.address
 

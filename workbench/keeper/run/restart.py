@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from workbench.base.clock import now_s
-from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
+from workbench.base.errors import ConfigError, PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import Json, as_int, as_str
 from workbench.jobs.launcher import Launcher
-from workbench.keeper.checkpoints import PulledCheckpoints
+from workbench.keeper.checkpoints import PulledCheckpoints, newest_in_place
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
+from workbench.keeper.link.in_place import remove_later, shared_steps
 from workbench.keeper.resource_limits import call_into, start_thread
 from workbench.keeper.run.policy import Loss
 from workbench.keeper.run.stage import rank_request
 from workbench.pods.pod import Pod
+from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.totals import RunTotals
 
@@ -74,13 +76,17 @@ def restart_on(
     )
     # A dead keeper may have rewritten the inputs for another number of ranks already.
     before = as_int(read_json(context.paths.job).get("ranks")) or len(context.places)
+    last_step = totals.last_possible_step
     step, batch = context.spec.job.resumed(
         context.paths.root,
         gpus=context.spec.cluster.pods.gpus,
         before=before,
         ranks=len(new.places),
-        last_step=totals.last_possible_step,
+        last_step=last_step,
+        newest=_newest_in_place(new, last_step),
     )
+    if new.shared is not None and step is not None:
+        remove_later(links[0], new.shared, shared_steps(links, new.shared), step)
     new.everywhere(partial(_make_ready, new, step=step))
     fresh = _why_fresh(totals.saved_step, step, returned)
     data: dict[str, object] = {
@@ -96,6 +102,19 @@ def restart_on(
     data["batch"] = batch
     data["lost_s"] = round(loss.lost_s, 3)
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
+
+
+def _newest_in_place(context: RunContext, last_step: int | None) -> Checkpoint | None:
+    """Return the newest good checkpoint in the run's shared folder. None: no such."""
+    if context.shared is None:
+        return None
+    for link in context.links:
+        link.ensure()
+    try:
+        return newest_in_place(context.links, context.shared, last_step)
+    except ConfigError as error:
+        logger.warning("%s", error)
+        return None
 
 
 def _why_fresh(saved_step: int, step: int | None, returned: PulledCheckpoints) -> str:

@@ -115,6 +115,8 @@ def _notes_on_the_rest(
         note = f"resume=run.path continues from the checkpoint of step {returned.steps[0]}"
         if context.paths.held.exists():
             note += "; the checkpoint is on the pods, and is copied back when the cluster closes"
+        if context.shared is not None:
+            note += f"; the checkpoint is in {context.shared.root}"
         notes.append(note)
     if ledger.cut:
         notes.append(

@@ -75,6 +75,7 @@ def prepare_run(
             paths.inputs.mkdir(mode=0o700)
             run = NewRun(
                 root=paths.root,
+                run_id=run_id,
                 asked=asked,
                 ranks=spec.world_size,
                 gpus=spec.cluster.pods.gpus,

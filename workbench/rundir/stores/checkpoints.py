@@ -20,7 +20,7 @@ from workbench.base.files.disk import check_room
 from workbench.base.files.folders import remove_folder
 from workbench.base.json_values import parse_json
 from workbench.base.words import short_list
-from workbench.rundir.checkpoints import number_in, problem_of
+from workbench.rundir.checkpoints import INPUTS, number_in, problem_of
 from workbench.rundir.format import FORMAT, check_format
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_safe_name
@@ -31,8 +31,6 @@ MANIFEST = "checkpoint.json"
 RUN = "run.json"
 """Name of the record of a run: written after `job.json`."""
 JOB = "job.json"
-INPUTS = "inputs.json"
-"""Name of the file of `fetch_run` with the SHA-256 of every input."""
 _T = TypeVar("_T")
 _MOST_BYTES = 16 << 20  # of a record
 _MOST_FILES = 20_000
