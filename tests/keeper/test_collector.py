@@ -218,13 +218,45 @@ def test_a_disk_keeps_some_room_for_logs(
     spare: int, comes: bool, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.save(2)
-    monkeypatch.setattr(module, "free_bytes", lambda _path: module._SPARED + 2 + spare)
+    monkeypatch.setattr(module, "free_bytes", lambda _path: module._SPARED + 4 + spare)
     returned = bring_checkpoints_back(kept.context)
     assert (returned.steps == [2]) is comes
     assert [
         says(note, "run.fetch() copies the rest back while the cluster exists")
         for note in returned.notes
     ] == [True] * (not comes)
+
+
+def test_room_for_some_parts_fetches_none_and_names_the_sum(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = 32
+    size = 1000
+    link = kept.links[0]
+    parts = []
+    for rank in range(ranks):
+        part = link.root / "checkpoints" / "step-2" / f"rank-{rank}"
+        part.mkdir(parents=True)
+        (part / "state.bin").write_bytes(bytes(size))
+        write_manifest(part, step=2, rank=rank, world_size=ranks)
+        parts.append((link, rank, PurePosixPath(part)))
+    fetched: list[str] = []
+    get = link.get
+
+    def counted(remote: str, local: Path) -> None:
+        if not remote.endswith(NAME):
+            fetched.append(remote)
+        get(remote, local)
+
+    link.get = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(module, "free_bytes", lambda _path: module._SPARED + 4 * size)
+    problem = module._fetch(parts, kept.paths, 2)  # type: ignore[arg-type]
+    assert fetched == []
+    assert f"needs {ranks * size:,} bytes" in problem
+    assert list(kept.paths.checkpoints.iterdir()) == []
+    monkeypatch.setattr(module, "free_bytes", lambda _path: module._SPARED + ranks * size)
+    assert module._fetch(parts, kept.paths, 2) == ""  # type: ignore[arg-type]
+    assert len(fetched) == ranks
 
 
 def test_a_folder_that_cannot_be_made_is_the_reason(kept: Kept) -> None:

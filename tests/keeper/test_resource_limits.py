@@ -15,9 +15,11 @@ from workbench.base.errors import RemoteError
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
 from workbench.keeper import resource_limits
+from workbench.keeper.link import files
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.resource_limits import in_threads, retry_on_exhaustion
 from workbench.keeper.run import runner
+from workbench.pods.pod import Pod
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +155,50 @@ def test_a_restart_replaces_a_pod_though_no_thread_is_free(
     assert sim.runner().run() == "succeeded"
     assert left == [0]
     assert len(read_json(sim.paths.result)["restarts"]) == 1  # type: ignore[arg-type]
+
+
+def test_calls_in_threads_wait_for_a_free_place() -> None:
+    running: list[int] = []
+    most: list[int] = []
+    full = threading.Barrier(3, timeout=60)
+
+    def action(number: int) -> int:
+        running.append(number)
+        most.append(len(running))
+        full.wait()  # three run at once
+        running.remove(number)
+        full.wait()
+        return 2 * number
+
+    assert in_threads(action, range(9), 3) == [2 * number for number in range(9)]
+    assert max(most) == 3
+
+
+def test_transfers_of_all_pods_share_the_places(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lock = threading.Lock()
+    at_once = [0, 0]
+    full = threading.Barrier(resource_limits.TRANSFERS, timeout=60)
+
+    def fetch(*_args: object) -> str:
+        with lock:
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+        full.wait()
+        with lock:
+            at_once[0] -= 1
+        full.wait()
+        return "digest"
+
+    monkeypatch.setattr(files, "fetch_file", fetch)
+    nothing: Any = None
+    pods = [
+        files.PodFiles(Pod(name=f"pod-{number}", root=str(tmp_path / "pod")), nothing, 1.0, [])
+        for number in range(2 * resource_limits.TRANSFERS)
+    ]
+    in_threads(lambda pod: pod.get_many("/far", ["a"], tmp_path / pod.name), pods)
+    assert at_once == [0, resource_limits.TRANSFERS]
 
 
 def test_a_watch_without_a_descriptor_is_made_later(

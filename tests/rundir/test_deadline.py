@@ -11,7 +11,9 @@ import pytest
 from tests.support.sentences import says
 from workbench import Cluster, LocalPods
 from workbench.base.files import write_json
+from workbench.jobs.job import Checkpoints, Rules
 from workbench.jobs.script import Script
+from workbench.jobs.views import JobViews
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.events import Event
@@ -115,6 +117,32 @@ def test_a_checkpoint_that_takes_longer_than_the_notice_is_said_at_submission(
         first.paths.events.write_text(f"{saved.to_json()}\n")
     words = said(prepared(tmp_path, "2"), None, leave_s)
     assert [says(each, "a checkpoint of this job took", "1") for each in words] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("brings", "leave_s", "gbit"),
+    [
+        (True, 25.0, "31"),
+        (True, 565.0, "1"),
+        (True, 800.0, ""),
+        (False, 25.0, ""),
+        (True, None, ""),
+    ],
+)
+def test_a_checkpoint_that_needs_a_fast_link_for_the_notice_is_said_at_submission(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    brings: bool,
+    leave_s: float | None,
+    gbit: str,
+) -> None:
+    run = prepared(tmp_path, "1")
+    monkeypatch.setattr(Script, "rules", Rules(checkpoints=Checkpoints(brings=brings)))
+    monkeypatch.setattr(JobViews, "checkpoint_bytes", 96_000_000_000)
+    words = said(run, None, leave_s)
+    assert len(words) == bool(gbit)
+    assert all(says(each, "a checkpoint of this job has {}", "96 GB") for each in words)
+    assert all(f"needs {gbit} Gbit/s" in each for each in words)
 
 
 @pytest.mark.parametrize(

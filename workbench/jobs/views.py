@@ -127,6 +127,11 @@ class JobViews(Generic[J]):
         """
         return {}
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint of all ranks. 0: unknown."""
+        return 0
+
     # Rows of a benchmark.
 
     def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:

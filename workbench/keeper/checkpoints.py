@@ -22,7 +22,7 @@ from workbench.base.words import truncate
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.in_place import link_parts, package_python, shared_steps
-from workbench.keeper.resource_limits import in_threads, start_thread
+from workbench.keeper.resource_limits import TRANSFERS, in_threads, start_thread
 from workbench.rundir.checkpoints import (
     CHECKPOINT,
     NAME,
@@ -443,12 +443,26 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
     part = final.with_name(f".{final.name}.part")
     remove_folder(part)
 
-    def one(each: PodPart) -> str:
-        link, rank, folder = each
-        return _fetch_part(link, folder, part / link.pod.name / f"rank-{rank}", paths.root)
+    def place(each: PodPart) -> Path:
+        link, rank, _ = each
+        return part / link.pod.name / f"rank-{rank}"
+
+    def manifest(each: PodPart) -> int:
+        link, _, source = each
+        return _fetch_manifest(link, source, place(each), paths.root)
+
+    def files(each: PodPart) -> str:
+        link, _, source = each
+        return _fetch_files(link, source, place(each), paths.root)
 
     try:
-        problems = in_threads(one, parts)
+        # The sizes of all parts are known before the first part takes room.
+        needed = sum(in_threads(manifest, parts, TRANSFERS))
+        free = free_bytes(part)
+        if free < needed + _SPARED:
+            full = disk_full(paths.checkpoints, needed, free, kept=_SPARED)
+            return f"{full}; run.fetch() copies the rest back while the cluster exists"
+        problems = in_threads(files, parts, TRANSFERS)
         for problem in problems:
             if problem:
                 return problem
@@ -464,15 +478,16 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
     return ""
 
 
-def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path, root: Path) -> str:
+def _fetch_manifest(link: AgentLink, source: PurePosixPath, target: Path, root: Path) -> int:
+    """Fetch the manifest of a part, and return the bytes of the part's files."""
     with pinned_folder(target, root, make=True) as folder:
         link.get(str(source / NAME), folder / NAME)
-        files = read_manifest(folder).get("files", {})
-        needed = sum(entry["bytes"] for entry in files.values())
-        free = free_bytes(folder)
-        if free < needed + _SPARED:
-            full = disk_full(target.parent.parent.parent, needed, free, kept=_SPARED)
-            return f"{full}; run.fetch() copies the rest back while the cluster exists"
-        for name in files:
+        return sum(entry["bytes"] for entry in read_manifest(folder).get("files", {}).values())
+
+
+def _fetch_files(link: AgentLink, source: PurePosixPath, target: Path, root: Path) -> str:
+    """Fetch the files of a part with a manifest, and return the part's problem."""
+    with pinned_folder(target, root, make=True) as folder:
+        for name in read_manifest(folder).get("files", {}):
             link.get(str(source / name), folder / name)
     return problem_of(target)

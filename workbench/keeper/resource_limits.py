@@ -16,6 +16,8 @@ _Item = TypeVar("_Item")
 _T = TypeVar("_T")
 PATIENCE_S = 10.0
 """Longest wait for a thread or a descriptor. Other programs of a user free theirs in seconds."""
+TRANSFERS = 8
+"""Number of transfers at a time. Login nodes limit the threads and processes of a user."""
 _PAUSE_S = 0.2
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NO_THREAD = "can't start new thread"
@@ -72,15 +74,21 @@ def start_thread(thread: threading.Thread) -> None:
     retry_on_exhaustion(thread.start)
 
 
-def in_threads(action: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
+def in_threads(
+    action: Callable[[_Item], _T], items: Sequence[_Item], at_once: int | None = None
+) -> list[_T]:
     """Call a function once for every item, each in its own thread. Return the results in order.
 
-    A call that has begun ends before the first error is raised.
+    At most `at_once` calls run at the same time; None: all. A call that has begun ends before the
+    first error is raised.
     """
     futures: list[Future[_T]] = []
+    free = threading.Semaphore(at_once or max(1, len(items)))
     try:
         for item in items:
+            free.acquire()
             future: Future[_T] = Future()
+            future.add_done_callback(lambda _: free.release())
             start_thread(threading.Thread(target=call_into, args=(future, partial(action, item))))
             futures.append(future)
     finally:

@@ -87,7 +87,7 @@ def test_a_pod_without_gpus_holds_all_of_its_ranks() -> None:
     assert 2 * alone.stages["training"].activations == both.stages["training"].activations
     assert 2 * alone.stages["training"].overhead == both.stages["training"].overhead
     assert predict(job.replace(technique="ddp"), pods=2, gpus=0, ranks=2) == replace(
-        plan(job, pods=2, ranks=2).row("ddp"), cheapest=False
+        plan(job, pods=2, ranks=2).row("ddp"), cheapest=False, transfers=()
     )
     assert plan(job, nodes=NodeTable(nodes=[], pod=PodSpec(ranks=2), count=2)).row("ddp").ranks == 2
     with pytest.raises(ConfigError, match=sentence("plan has ranks=")):

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,7 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
+from workbench.finetune.data.rows import Example
 from workbench.finetune.model.layers import recompute
+from workbench.finetune.model.load import load
 from workbench.finetune.model.sharding import layers_of, parts_of
 from workbench.finetune.techniques.on_pods.sharding import ShardScaler
 
@@ -27,6 +30,14 @@ COMMON = {
     "profile_step": 0,
     "max_target_length": 24,
     "learning_rate": 2e-2,
+}
+
+# Number format of the saved weights of a model with files in bf16, by technique and precision.
+SAVED = {
+    ("fsdp", "bf16"): torch.bfloat16,
+    ("ddp", "bf16"): torch.bfloat16,
+    ("zero1", "bf16"): torch.bfloat16,
+    ("fsdp", "fp32"): torch.float32,
 }
 
 
@@ -80,6 +91,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         "predict_rows": 2,
     }
     add("llama", 2, fsdp={"prefetch": 2}, **llama)
+    made = load("tiny-llama", [Example(source="How many?", target="Three")], seed=0)
+    made.model.to(torch.bfloat16).save_pretrained(plan.root / "half")
+    made.tokenizer.save_pretrained(plan.root / "half")
+    for technique, precision in SAVED:
+        base = {"model": str(plan.root / "half"), "technique": technique, "precision": precision}
+        name = f"half-{technique}-{precision}"
+        add(name, 2, **base)
+        again = {"model": str(plan.root / name / "out" / "model"), "precision": precision}
+        add(f"again-{technique}-{precision}", 1, technique="single", **again, max_steps=1)
     half = {
         "technique": "fsdp",
         "model": "tiny-llama",
@@ -163,6 +183,26 @@ def test_a_sharded_llama_is_saved_whole_and_has_answered(ran: dict[str, Ran]) ->
     ]
     assert sum(p.numel() for p in model.parameters()) == ran["llama"].data("start")[0]["parameters"]
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("technique", "precision"), SAVED)
+def test_half_files_trained_in_half_are_saved_in_half_with_the_losses_of_the_run(
+    ran: dict[str, Ran], technique: str, precision: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    run = ran[f"half-{technique}-{precision}"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    folder = run.folder / "out" / "model"
+    dtype = SAVED[technique, precision]
+    saved = load_file(folder / "model.safetensors")
+    assert {value.dtype for value in saved.values()} == {dtype}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == str(dtype)[6:]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert model.dtype is dtype
+    # Another run starts from the saved model with the loss with which the first ended.
+    again = ran[f"again-{technique}-{precision}"].data("eval")[0]["eval_loss"]
+    assert again == pytest.approx(run.data("end")[0]["eval_loss"], rel=2e-3)
 
 
 def test_layers_that_share_a_weight_are_refused_before_anything_is_sharded() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from workbench.base.table import Bar, Cell, Grid
-from workbench.base.words import UNKNOWN, count, duration, number, pluralize, scaled
+from workbench.base.words import UNKNOWN, count, duration, number, percent, pluralize, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.finetune.plan.gpus import GpuTable
 from workbench.finetune.plan.memory import CPU_PROCESS_GIB
 from workbench.finetune.plan.table import PlanRow, PlanTable
+from workbench.finetune.plan.transfers import LINK_SHARE
 from workbench.finetune.techniques.sizes import Memory
 
 _PARTS = (
@@ -22,6 +23,7 @@ _PARTS = (
 _NAMES = {"overhead": "runtime"}  # all names begin differently
 _GIB = 2**30
 _MIB = 2**20
+_LINKS_GBIT = (1, 10)
 _TINY_GIB = 0.1  # if the largest part is smaller, all parts are in MiB
 _WIDEST = 1.6  # a bar beyond this times the limit is cut, so that fitting bars stay distinct
 _MARKS = {
@@ -43,10 +45,33 @@ def plan_doc(table: PlanTable) -> Doc:
     )
     measured = [*map(Note, _measured(table))]
     what = Note(_what(table))
-    blocks: list[Block] = [Table(_grid(table)), what, *measured, *scheduling, *refused]
+    moved = _transfers(table)
+    blocks: list[Block] = [Table(_grid(table)), what, *measured, *scheduling, *refused, *moved]
     return Doc(
         blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True
     )
+
+
+def _transfers(table: PlanTable) -> list[Block]:
+    """State the bytes through this machine and each pod, and their time."""
+    row = table.moved
+    if row is None:
+        return []
+    times = [f"at {gbit} Gbit/s" for gbit in _LINKS_GBIT]
+    columns = ("transfer", "size", "through this machine", "through a pod", *times)
+    rows = []
+    for each in row.transfers:
+        sizes = [scaled(bytes_, "B") for bytes_ in (each.size, each.here, each.pod)]
+        seconds = [duration(each.seconds(gbit)) for gbit in _LINKS_GBIT]
+        rows.append((each.what, *sizes, *seconds))
+    caption = f"Bytes that {row.technique} moves, and the time over the links of all machines"
+    grid = Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption=caption)
+    words = f"Computed from the shapes; a link carries {percent(LINK_SHARE)} of its speed."
+    if not table.job.brings_checkpoints and not table.job.checkpoint_folder:
+        words += " Checkpoints of this job are not copied to this machine during the run."
+    if not table.job.restarts:
+        words += " This job does not restart."
+    return [Fold("bytes through this machine and each pod", [Table(grid), Note(words)])]
 
 
 def gpus_doc(table: GpuTable) -> Doc:

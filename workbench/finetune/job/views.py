@@ -83,6 +83,11 @@ class FineTuneViews(JobViews["FineTune"]):
     def loss_unit(self) -> str:
         return "" if method_of(self.job.method).uses_trl else super().loss_unit
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        size: int = verbs().checkpoint_bytes(self.job)
+        return size
+
     @classmethod
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
         """Return the cells of a job in tables, from the job's JSON form of any version."""

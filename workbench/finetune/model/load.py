@@ -44,6 +44,16 @@ def trained_dtype(job: FineTune) -> torch.dtype:
     return half if technique_of(job.technique).half_weights else torch.float32
 
 
+def saved_dtype(job: FineTune) -> torch.dtype | None:
+    """Return the number format of a job's saved weights. None: the format of their training.
+
+    A half arithmetic reads rounded weights, so half files need no wider weights than before.
+    """
+    half = _HALF.get(job.number_format)
+    is_half = half and own_format(job.model, job.model_revision)
+    return half if is_half else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
     model: Any

@@ -18,6 +18,7 @@ from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import request_of, setting_of
 from workbench.finetune.plan.table import GIB, Fit, PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Request, cached_trace, trace_step
+from workbench.finetune.plan.transfers import transfers_of
 from workbench.finetune.techniques.registry import TECHNIQUES, by_preference, technique_of
 from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.jobs.launcher import Launcher
@@ -116,7 +117,10 @@ def plan(
             rows.append(refused[name])
             continue
         setting = replace(settings[name], process_gib=process_gib)
-        rows.append(_row(setting, trace, micro, limits))
+        row = _row(setting, trace, micro, limits)
+        if row.host is not None:
+            row = replace(row, transfers=transfers_of(job, setting, trace))
+        rows.append(row)
     return PlanTable(
         model=job.model,
         parameters=trace.parameters,

@@ -14,7 +14,7 @@ from workbench.finetune.techniques.sizes import Setting
 
 # Bytes an optimizer keeps per element: two FP32 numbers, or two bytes plus an FP32 scale per block
 # of 256 elements (https://arxiv.org/abs/2110.02861, section 2.1).
-_STATES = {
+STATES = {
     "adamw": 8.0,
     "sgd": 0.0,
     "lion": 4.0,
@@ -55,7 +55,9 @@ def setting_of(
     half = job.number_format in ("bf16", "fp16")
     model = model or {}
     file_format = model.get("dtype") or model.get("torch_dtype")
-    saved = str(file_format).removeprefix("torch.")
+    read = str(file_format).removeprefix("torch.")
+    file_bytes = 2 if read in ("bfloat16", "float16") else 4
+    saved_bytes = 2 if half and (file_bytes == 2 or technique.half_weights) else 4
     # Start with a rank that holds everything. The technique then changes its own numbers.
     optimizer = job.optimizer
     plain = Setting(
@@ -68,10 +70,11 @@ def setting_of(
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
         frozen_bytes=2 if half and job.peft != "none" else 4,
-        file_bytes=2 if saved in ("bfloat16", "float16") else 4,
+        file_bytes=file_bytes,
+        saved_bytes=saved_bytes,
         compute_bytes=2 if half and job.peft == "qlora" else 4,
         packed=job.peft == "qlora",
-        state_bytes=_STATES[optimizer],
+        state_bytes=STATES[optimizer],
         matrix_state_bytes=_MATRIX_STATES.get(optimizer),
         update_bytes=_UPDATES.get(optimizer, 0.0),
         updates_apart=optimizer in OWN_OPTIMIZERS,

@@ -10,6 +10,7 @@ from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
 from workbench.base.words import pluralize
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.transfers import Transfer
 from workbench.finetune.techniques.sizes import Memory
 
 GIB = 2**30
@@ -59,6 +60,8 @@ class PlanRow:
     """Reason for the refusal."""
     measured: Measured | None = None
     """Measured steps. None: the technique was not run."""
+    transfers: Sequence[Transfer] = ()
+    """Bytes that the run moves between this machine and its pods. Empty: refused."""
 
     @property
     def gpu_gib(self) -> float | None:
@@ -107,6 +110,15 @@ class PlanTable(Displayable):
     def cheapest(self) -> PlanRow | None:
         """Fitting row with the least network traffic. None: no row fits."""
         return next((row for row in self.rows if row.cheapest), None)
+
+    @property
+    def moved(self) -> PlanRow | None:
+        """Row whose transfers are shown: the cheapest, else the job's own, else any with some."""
+        rows = sorted(
+            self.rows,
+            key=lambda row: (row is not self.cheapest, row.technique != self.job.technique),
+        )
+        return next((row for row in rows if row.transfers), None)
 
     def row(self, technique: str) -> PlanRow:
         for row in self.rows:

@@ -5,9 +5,15 @@ The planner is imported on first use, because keepers import this room too.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from workbench.base.errors import ConfigError
+from workbench.base.files import user_path
+from workbench.finetune.job.weights import elements_of
+from workbench.finetune.options.model.models import cached_folder, model_kind
+from workbench.finetune.techniques.sizes import FP32
 from workbench.jobs.views import MemoryNeed, Plan
 
 if TYPE_CHECKING:
@@ -76,6 +82,24 @@ class JobForecast:
             "rows": [asdict(row) for row in table.rows],
         }
         return Plan(text=str(table), fits=fits, facts=facts)
+
+
+def checkpoint_bytes(job: FineTune) -> int:
+    """Return the bytes of a checkpoint of all ranks, by the headers of the model's files.
+
+    0: the files are not on this machine, or only adapters are trained, whose checkpoint is small.
+    """
+    from workbench.finetune.plan.setting import STATES
+
+    folder = cached_folder(job.model, job.model_revision)
+    if model_kind(job.model) == "folder":
+        folder = user_path(job.model)
+    if job.peft != "none" or folder is None:
+        return 0
+    # The ranks name a damaged file.
+    with suppress(ConfigError):
+        return int((FP32 + STATES[job.optimizer]) * elements_of(folder))
+    return 0
 
 
 def forecast(job: FineTune, *, pods: int, gpus: int, ranks: int = 0) -> JobForecast:

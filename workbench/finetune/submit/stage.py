@@ -16,9 +16,6 @@ from workbench.jobs.job import PodStore
 from workbench.jobs.script_folder import files_of
 from workbench.rundir.paths import RunPaths
 
-# Rows travel through the memory of this machine.
-_MOST_BYTES = 16 << 30
-
 
 def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
     """Send data and model to a pod; return the job file of the pod."""
@@ -45,7 +42,7 @@ def _sent_rows(link: PodStore, path: Path) -> str:
     """Return the path of a file of rows on a pod; send the file if the pod cannot see it."""
     if link.sees(path):
         return str(path)
-    return link.put(read_bytes(path, _MOST_BYTES), ".jsonl")
+    return link.put_once(path, _digest_of(path))
 
 
 def sent_model(link: PodStore, folder: Path) -> str:

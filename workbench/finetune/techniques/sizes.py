@@ -246,6 +246,8 @@ class Setting:
     """Bytes of a weight that is not trained."""
     file_bytes: float = 4
     """Bytes of a weight in the model's files."""
+    saved_bytes: int = 4
+    """Bytes of a weight in the saved model."""
     compute_bytes: int = 4
     """Bytes of a gathered weight in computations."""
     packed: bool

@@ -136,7 +136,9 @@ def _run(work: Assignment) -> None:
     beside = (reference, sequence, tensor)
     trainer = _trainer(work, arguments, loaded, encoder, rows, stop, beside)
     hold_fp32(work.job)
-    trainer.write_model = lambda: _save(work, loaded, caches)
+    # Asked before the training: a hub that fails later must not cost the trained model.
+    dtype = model.saved_dtype(work.job)
+    trainer.write_model = lambda: _save(work, loaded, caches, dtype)
     if not work.method.uses_trl and not trainer.lean.fits:
         note(
             f"the loss needs the scores of all tokens at once, because model {work.base!r} changes "
@@ -481,7 +483,9 @@ def _train(trainer: Any) -> int:
     return int(trainer.use_best())
 
 
-def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
+def _save(
+    work: Assignment, loaded: model.Loaded, caches: Caches, dtype: torch.dtype | None
+) -> None:
     folder = work.out / "model"
     if work.job.peft != "none":
         adapters.save(
@@ -495,7 +499,7 @@ def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
         # Only a model that was read may have names of an older format. transformers would compile
         # 900 patterns to find none for a built-in model.
         read = model_kind(work.job.model) != "builtin"
-        save_model(loaded.model, folder, read=read, caches=caches)
+        save_model(loaded.model, folder, read=read, caches=caches, dtype=dtype)
     if work.rank == 0:
         save_tokenizer(loaded.tokenizer, folder)
 

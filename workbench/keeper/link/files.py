@@ -19,7 +19,7 @@ from workbench.base.errors import RemoteError
 from workbench.base.files import read_bytes, records, write_bytes
 from workbench.base.words import pluralize
 from workbench.keeper.link.shared import is_within
-from workbench.keeper.resource_limits import start_thread
+from workbench.keeper.resource_limits import TRANSFERS, start_thread
 from workbench.pods.pod import Pod, Report
 from workbench.pods.ssh.bulk.transfer import (
     LARGE,
@@ -40,6 +40,8 @@ _MIB = 1 << 20
 _T = TypeVar("_T")
 # Pods with a shared store start a run together, so one check of a file is enough for all.
 _CHECKED_S = 10.0
+# Each transfer is an `ssh` process, and all of them share the network card of this machine.
+_transfer_slots = threading.BoundedSemaphore(TRANSFERS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,7 +286,6 @@ class PodFiles:
         return hashlib.sha256(data).hexdigest()
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
-        began_at = time.monotonic()
         begun = -1
 
         def tell(done: int, size: int) -> None:
@@ -299,11 +300,13 @@ class PodFiles:
                 began_at=began_at,
             )
 
-        try:
-            route = route_to(self.pod, self._identity, self._lease_s, self.reason_gone)
-            return carry(route, tell)
-        finally:
-            self.transfer = None
+        route = route_to(self.pod, self._identity, self._lease_s, self.reason_gone)
+        with _transfer_slots:
+            began_at = time.monotonic()
+            try:
+                return carry(route, tell)
+            finally:
+                self.transfer = None
 
     def _connection(self) -> SSHConnection:
         raise NotImplementedError

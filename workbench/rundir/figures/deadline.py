@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.words import duration, moment
+from workbench.base.words import duration, moment, scaled
 from workbench.pods.pod import Pod
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
@@ -23,6 +23,8 @@ from workbench.rundir.totals import Progress, RunTotals, TotalsTail
 
 _LOOKED_AT = 50
 """Number of earlier runs that are compared with a submitted job."""
+_LINK_BITS_PER_S = 1e9
+"""Link of a slow site. No link is measured before a run."""
 _MOMENT = "%Y-%m-%d %H:%M"
 _ADVICE = (
     "Start a cluster with a later deadline (deadline_s on Kubernetes, time on Slurm), and continue"
@@ -79,6 +81,15 @@ def said_at_submit(
             f"a checkpoint of this job took {duration(saved_in_s)} in {name}, and pods have"
             f" {duration(leave_s)} for a checkpoint when the platform ends them. Start a cluster"
             " with a longer notice_s"
+        )
+    size = spec.job.views.checkpoint_bytes if spec.job.rules.checkpoints.brings else 0
+    if leave_s is not None and 8 * size > leave_s * _LINK_BITS_PER_S:
+        needed = 8 * size / leave_s / 1e9
+        words.append(
+            f"a checkpoint of this job has {scaled(size, 'B')}, and pods have {duration(leave_s)}"
+            f" until the platform ends them: a copy in this time needs {needed:.0f} Gbit/s. Over a"
+            " slower link, the run continues from the checkpoint before; a longer notice_s gives"
+            " more time"
         )
     return words
 

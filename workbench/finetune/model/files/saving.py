@@ -44,18 +44,26 @@ def _parts_of(config: Any) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-def save_model(model: Any, folder: Path, *, read: bool, caches: Caches | None = None) -> None:
+def save_model(
+    model: Any,
+    folder: Path,
+    *,
+    read: bool,
+    caches: Caches | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Save a model on every rank in transformers' format.
 
     A model that was `read` is saved with the names and shapes of its files. Training needs no
-    cache of keys and values; `caches` are the settings of the base.
+    cache of keys and values; `caches` are the settings of the base. `dtype` None: weights keep
+    their number format.
     """
     parts: list[Path] = []
     names: dict[str, int] = {}
     total = 0
     if ranks.rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-    for part in _parts(model):
+    for part in _parts(model, dtype):
         if ranks.rank() != 0:
             continue
         state = revert_weight_conversion(model, part) if read else part
@@ -69,7 +77,7 @@ def save_model(model: Any, folder: Path, *, read: bool, caches: Caches | None = 
     if ranks.rank() == 0:
         _name(folder, parts, names, total)
         config = deepcopy(model.config)
-        config.dtype = str(model.dtype).removeprefix("torch.")
+        config.dtype = str(dtype or model.dtype).removeprefix("torch.")
         config.architectures = [type(model).__name__.removeprefix("FSDP")]
         for name, part in _parts_of(config):
             if caches and name in caches:
@@ -98,7 +106,7 @@ def whole(value: Any) -> Iterator[torch.Tensor]:
         yield value.cpu() if ranks.rank() == 0 else value
 
 
-def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+def _parts(model: Any, dtype: torch.dtype | None) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the weights one file at a time, whole on rank 0. A layer's weights stay together."""
     once = {name for name, _ in model.named_parameters()}
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -120,7 +128,8 @@ def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
         layer = here
         for value in whole(held):
             if ranks.rank() == 0:
-                part[name] = value
+                # Buffers keep their format, as in the model's own files.
+                part[name] = value.to(dtype) if dtype and name in once else value
             size += value.nbytes
     yield part
 
