@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import as_float, as_int
+from workbench.base.json_values import as_float, as_int, as_list
 from workbench.base.record.tolerant import Number, Whole
+from workbench.base.words import count, duration, number
 from workbench.rundir.events import Event, EventKind
+
+_SLOW = 1.25
+_SLOW_SHARE = 0.05
+"""A rank is slow if its own work takes `_SLOW` times the median of the ranks or longer, and the
+difference is at least this share of a step. The kernel's scheduling alone stays below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +45,9 @@ class WorkerUse:
     """Name of the pod. Empty: unknown."""
     seconds: Number | None = None
     """Seconds in training steps so far. None before the end of the first epoch."""
+    own_s: Number | None = None
+    """Mean seconds in a step of work in which the rank waits for no other: fetching rows, and
+    forward passes if ranks run them alone. Of the last minute of steps. None: unknown."""
     peak_rss_gib: Number | None = None
     """Peak of resident memory in GiB."""
     peak_cuda_gib: Number | None = None
@@ -72,11 +82,14 @@ class WorkerBook:
     def __init__(self) -> None:
         self._ends: dict[float, dict[int, tuple[int, float]]] = {}
         self._workers: dict[int, WorkerUse] = {}
+        self._pace: tuple[int, float] = (0, 0.0)  # steps, and seconds of a step
 
     def take(self, event: Event) -> None:
         match event.kind:
             case EventKind.RESTARTED:
                 self._workers = {}
+            case EventKind.PACE if event.rank == 0:
+                self._compare(event)
             case EventKind.EPOCH if event.rank is not None:
                 self._epoch(event.rank, event)
             case EventKind.DEVICE if event.rank is not None:
@@ -113,6 +126,31 @@ class WorkerBook:
         worker = self._of(rank)
         total_s = as_float(event.data.get("total_s"))
         self._workers[rank] = replace(worker, seconds=total_s)
+
+    def _compare(self, event: Event) -> None:
+        self._pace = event.whole("steps") or 0, event.number("step_s") or 0.0
+        for rank, own_s in enumerate(as_list(event.data.get("own_s"))):
+            # Every rank has reported its device before its first step.
+            if rank in self._workers:
+                self._workers[rank] = replace(self._workers[rank], own_s=as_float(own_s))
+
+    @property
+    def slow_rank(self) -> str:
+        """Sentence on the slowest rank, if it holds the other ranks up. Empty: no rank does."""
+        steps, step_s = self._pace
+        known = [(worker.own_s, worker) for worker in self.workers if worker.own_s is not None]
+        if not known:
+            return ""
+        usual_s = median(own_s for own_s, _ in known)
+        own_s, worker = max(known, key=lambda pair: pair[0])
+        if own_s < _SLOW * usual_s or own_s - usual_s < _SLOW_SHARE * step_s or not usual_s:
+            return ""
+        pod = f" on {worker.pod}" if worker.pod else ""
+        return (
+            f"rank {worker.rank}{pod} takes {number(own_s / usual_s)} times the median of the ranks"
+            f" for its own work: {duration(own_s)} in a step of {duration(step_s)}, over the last"
+            f" {count(steps)} compared steps"
+        )
 
     @property
     def epochs(self) -> Sequence[EpochTime]:
