@@ -116,7 +116,8 @@ class Agent:
 
     def pause_s(self) -> float:
         """Return the seconds that the server may sleep without a message."""
-        if self._end_by is not None or self._strays:
+        # Strays are looked for after the last rank: a run itself needs no hurry.
+        if self._end_by is not None or (self._strays and self._settled):
             return _HURRY_S
         if any(run.hurried for run in self._runs.values()):
             return _HURRY_S
