@@ -107,3 +107,19 @@ def test_no_row_is_lost_or_doubled() -> None:
         order, left_out = split(columns)
         assert sorted(order) == list(range(count))
         assert len(left_out) == (0 if count <= MOST else count - MOST)
+
+
+def test_a_sick_gpu_is_first_and_only_its_trouble_is_shown(tmp_path: Path) -> None:
+    run = written(tmp_path, slow=9, idle=0)
+    text = as_text(Run.load(run.paths.root))
+    assert "trouble" not in text
+    usual = {"percent": 90.0, "used_gib": 60.0, "total_gib": 80.0}
+    hot = {**usual, "index": 5, "throttle": 0x40, "sm_mhz": 1200.0, "most_mhz": 1980.0}
+    sick = {**usual, "index": 6, "ecc_errors": 3}
+    run.sample(T0 + 2, rss_gib=30, pod="pod-7", host="127.0.0.9", gpus=[hot, sick])
+    for text in views(run).values():
+        gpus = " ".join(text.split()).partition("GPUs, by their driver")[2]
+        rows = re.findall(r"(pod-\d+) (\d) 60", gpus)
+        assert {*rows[:3]} == {("pod-0", "0"), ("pod-7", "5"), ("pod-7", "6")}
+        assert "throttled by heat in 50.0 % of the samples, at 1,200 of 1,980 MHz" in gpus
+        assert "3 uncorrected ECC errors" in gpus

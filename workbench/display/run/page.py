@@ -307,7 +307,7 @@ def _workers(workers: Sequence[WorkerUse]) -> Grid:
 
 
 def _gpus(gpus: Sequence[GpuUse]) -> Grid:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             gpu.pod,
             str(gpu.index),
@@ -317,11 +317,16 @@ def _gpus(gpus: Sequence[GpuUse]) -> Grid:
         )
         for gpu in gpus
     ]
-    columns = ("pod", "GPU", "memory, peak", "of", "busy, mean")
-    grid = Grid(columns=columns, rows=rows, right=columns[1:], caption="GPUs, by their driver")
-    numbers = {
+    columns = ["pod", "GPU", "memory, peak", "of", "busy, mean"]
+    right = tuple(columns[1:])
+    if any(gpu.trouble for gpu in gpus):
+        columns.append("trouble")
+        rows = [(*row, gpu.trouble) for row, gpu in zip(rows, gpus, strict=True)]
+    grid = Grid(columns=columns, rows=rows, right=right, caption="GPUs, by their driver")
+    numbers: dict[str, Sequence[float | None]] = {
         "memory, peak": [gpu.peak_gib for gpu in gpus],
         "busy, mean": [gpu.percent for gpu in gpus],
+        "trouble": [float(bool(gpu.trouble)) for gpu in gpus],
     }
     return with_outliers(grid, numbers)
 

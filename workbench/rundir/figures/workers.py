@@ -9,8 +9,9 @@ from statistics import median
 from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import as_float, as_int, as_list
+from workbench.base.machine.nvml import THROTTLE_REASONS, THROTTLED
 from workbench.base.record.tolerant import Number, Whole
-from workbench.base.words import count, duration, number
+from workbench.base.words import count, duration, number, percent
 from workbench.rundir.events import Event, EventKind
 
 _SLOW = 1.25
@@ -74,6 +75,30 @@ class GpuUse:
     percent: Number | None = None
     """Mean load over the samples, 0 to 100."""
     looks: Whole = 0
+    ecc_errors: Whole | None = None
+    """Uncorrected memory errors since the driver was loaded. None: none, or unknown."""
+    throttled_looks: Whole = 0
+    """Samples with a clock lowered by heat or by the hardware, but not by the power limit."""
+    throttle: Whole = 0
+    """Reasons for the lowered clock, as bits of NVML."""
+    least_mhz: Number | None = None
+    """Lowest clock of the processors in those samples, in MHz. None: no such sample."""
+    most_mhz: Number | None = None
+    """Highest clock of the GPU in MHz. None: no such sample."""
+
+    @property
+    def trouble(self) -> str:
+        """Words on memory errors and lowered clocks. Empty: neither was seen."""
+        parts = []
+        if self.ecc_errors:
+            parts.append(f"{count(self.ecc_errors)} uncorrected ECC errors")
+        if self.throttled_looks:
+            reasons = [THROTTLE_REASONS[bit] for bit in THROTTLE_REASONS if self.throttle & bit]
+            share = percent(self.throttled_looks / max(self.looks, self.throttled_looks))
+            clocks = f", at {self.least_mhz or 0:,.0f} of {self.most_mhz or 0:,.0f} MHz"
+            reason = " and ".join(dict.fromkeys(reasons))
+            parts.append(f"throttled by {reason} in {share} of the samples{clocks}")
+        return "; ".join(parts)
 
 
 class WorkerBook:
@@ -174,7 +199,7 @@ class GpuBook:
         self._gpus = {(use.pod, use.index): use for use in uses}
 
     def take(self, pod: str, raw: Mapping[str, object]) -> None:
-        """Add a look at a GPU: index, percent, used_gib, total_gib."""
+        """Add a look at a GPU: index, percent, used_gib, total_gib, and what is not as usual."""
         index = as_int(raw.get("index"))
         if index is None:
             return
@@ -189,12 +214,19 @@ class GpuBook:
             looks = looks + 1
             mean = (sum_before + busy) / looks
         used_gib = as_float(raw.get("used_gib"))
+        reasons = (as_int(raw.get("throttle")) or 0) & THROTTLED
+        clocks = [each for each in (gpu.least_mhz, as_float(raw.get("sm_mhz"))) if each is not None]
         self._gpus[pod, index] = replace(
             gpu,
             peak_gib=_most(gpu.peak_gib, used_gib),
             total_gib=as_float(raw.get("total_gib")),
             percent=mean,
             looks=looks,
+            ecc_errors=as_int(raw.get("ecc_errors")) or gpu.ecc_errors,
+            throttled_looks=gpu.throttled_looks + bool(reasons),
+            throttle=gpu.throttle | reasons,
+            least_mhz=min(clocks, default=None),
+            most_mhz=_most(gpu.most_mhz, as_float(raw.get("most_mhz"))),
         )
 
     @property
