@@ -29,7 +29,7 @@ from workbench.rundir.spec import ClusterSpec
 logger = logging.getLogger(__name__)
 _LOOK_S = 3.0
 _AT_ONCE = 32
-_SPEAKERS = 8
+_SPEAKERS = 4
 # Every request renews the lease. The watch of a run asks often, so nothing else has to.
 _RECENT = 0.8
 _CLOSING_S = 10.0  # as long as ssh takes to see that a line is dead
