@@ -13,10 +13,10 @@ MOST = 16
 
 
 def split(columns: Sequence[Sequence[float | None]], most: int = MOST) -> tuple[list[int], range]:
-    """Return the places of the rows to show, and the ranks of the rows in that order to leave out.
+    """Return all rows in the order to show them, and the part of that order to leave out.
 
-    All rows in their order if there are at most `most`; else the rows that differ most from the
-    median in any column.
+    At most `most` rows keep their order, and none is left out. Of more rows, those come first that
+    differ most from the median of any column, relative to the largest value of the column.
 
     Example:
         >>> order, rest = split([[1.0, 1.0, 5.0, 1.1, 1.0]], most=2)
