@@ -428,4 +428,4 @@ def test_an_error_of_a_gpu_is_noted_once() -> None:
         looked = report(gpus=[{"index": 3, "percent": 1.0, "xid": xid}, {"index": 4}])
         notes += [event.text("message") for event in sampler.lost_gpus(looked)]
     assert len(notes) == 2
-    assert says(notes[0], "the driver reports Xid {} for GPU {} of {}", 79, 3, "pod-0")
+    assert says(notes[0], "the driver reports Xid {} for {}", 79, "GPU 3 of pod-0")
