@@ -107,6 +107,34 @@ def test_the_gpus_of_a_run_are_in_its_result(
         lock.unlink()
 
 
+def test_only_what_is_abnormal_is_told_and_a_lost_gpu_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = fake_gpus(tmp_path / "gpus", 8)
+    # A pod that is given its GPUs by UUID reads these and no other.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(made.uuids[1:5]))
+    watch = GpuWatch(str(made.folder / "libnvidia-ml.so.1"), patience_s=10.0)
+    usual = {"percent": 0.0, "used_gib": 0.0, "total_gib": 80.0}
+    assert watch.latest() == [{"index": index, **usual} for index in range(4)]
+    made.tell(made.uuids[0], "ecc", 9)
+    made.tell(made.uuids[1], "ecc", 3)
+    made.tell(made.uuids[2], "throttle", 0x40 | 0x04)  # heat, and the power limit
+    made.tell(made.uuids[3], "throttle", 0x04)
+    made.tell(made.uuids[4], "xid", 79)
+    made.tell(made.uuids[4], "lost", 1)
+    watch._due = 0.0
+    clocks = {"sm_mhz": 1200, "most_mhz": 1980}
+    assert watch.latest() == [
+        {"index": 0, **usual, "ecc_errors": 3},
+        {"index": 1, **usual, "throttle": 0x40, **clocks},
+        {"index": 2, **usual},
+        {"index": 3, "error": 15, "xid": 79.0},
+    ]
+    made.tell(made.uuids[4], "lost", 0)
+    watch._due = 0.0
+    assert watch.latest()[3] == {"index": 3, **usual, "xid": 79.0}
+
+
 def test_where_there_is_no_driver_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert GpuWatch("libno-such-library.so.1").latest() == []

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,6 +122,32 @@ def test_an_agent_works_on_while_a_look_is_slow(
         assert not has_seen(agent._memory, processes)
     go_on.touch()
     until(lambda: agent._memory.look([processes]) or has_seen(agent._memory, processes), 60)
+
+
+def test_quiet_ranks_are_looked_at_half_as_often_until_one_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(tmp_path / "pod", lease_s=600)
+    rank = SimpleNamespace(rss_bytes=5, cpu_s=1.0)
+    looks: list[float] = []
+
+    def sample(*_: object) -> list[set[int]]:
+        looks.append(now)
+        return []
+
+    run: Any = SimpleNamespace(live=True, hurried=False, ranks={0: rank}, sample=sample)
+    monkeypatch.setattr(agent, "_runs", {"run": run})
+    now = 100.0
+    for tenths in range(1000, 1200):
+        now = tenths / 10
+        if now == 110.0:
+            rank.cpu_s += 0.01
+        if now >= 115.0:
+            rank.rss_bytes += 1
+        agent._sample(now)
+    assert looks[:7] == [100.0, 101.0, 103.0, 105.0, 107.0, 109.0, 111.0]
+    # The first look after a change is followed by the next after a second.
+    assert looks[7:] == [112.0, 114.0, 116.0, 117.0, 118.0, 119.0]
 
 
 @pytest.mark.parametrize("expensive", [1, 2], ids=["first", "last"])

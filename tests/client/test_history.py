@@ -12,7 +12,10 @@ from ipywidgets.widgets.widget import _instances
 
 from tests.support.poll import until
 from tests.support.sentences import sentence
+from tests.support.writtenrun import write_run
+from workbench.base.display_protocol import as_text
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json, write_json
 from workbench.client.run import Run
 from workbench.client.tables.history import history
 from workbench.display.kit.widgets import VIEW
@@ -168,6 +171,7 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
         "seed",
         "train loss",
         "duration",
+        "pod-hours",
         "steps",
         "model",
     ]
@@ -337,3 +341,39 @@ def test_states_have_colours_and_dates_are_iso(folder: Path) -> None:
     assert re.search(r'<span style="color: var\(--wb-good, #\w+\)">succeeded</span>', page)
     assert re.search(r'<span style="color: var\(--wb-bad, #\w+\)">failed</span>', page)
     assert re.search(r">\d{4}-\d\d-\d\d \d\d:\d\d<", page)
+
+
+def test_gpu_hours_belong_to_a_run_and_to_a_person(tmp_path: Path) -> None:
+    """Of pods without GPUs, the hours of the pods count."""
+    started = {
+        "anna": [(8, 3600.0), (8, 1800.0)],
+        "ben": [(4, 7200.0), (0, 3600.0)],
+        "": [(8, None)],
+    }
+    for user, runs in started.items():
+        for number, (gpus, duration_s) in enumerate(runs):
+            run = write_run(tmp_path / f"{user}-{number}", pods=2)
+            write_json(run.cluster.config, {"count": 2, "started": {"user": user}})
+            spec = read_json(run.paths.spec)
+            cluster = {"count": 2, "pods": {"gpus": gpus}}
+            write_json(run.paths.spec, {**spec, "cluster": cluster})
+            if duration_s is not None:
+                run.end(duration_s=duration_s)
+    found = history(tmp_path)
+    frame = found.to_dataframe()
+    by_person = frame.groupby("user")[["gpu_hours", "pod_hours"]].sum()
+    assert dict(by_person["gpu_hours"]) == {"": 0.0, "anna": 24.0, "ben": 16.0}
+    assert dict(by_person["pod_hours"]) == {"": 0.0, "anna": 3.0, "ben": 6.0}
+    assert history(tmp_path, sort="-gpu_hours")[0].result.duration_s in (3600.0, 7200.0)
+    text = as_text(found)
+    assert "GPU-hours: anna 24, ben 16; pod-hours: ben 2" in " ".join(text.split())
+    assert {"GPU-hours", "pod-hours", "user"} <= {*found.table().columns}
+
+
+def test_records_without_a_person_or_with_strange_ones_are_listed(tmp_path: Path) -> None:
+    for number, user in enumerate([None, 7, ["a"], "x\x1b[31m" * 9]):
+        run = write_run(tmp_path / str(number))
+        write_json(run.cluster.config, {"started": {"user": user}})
+        run.end()
+    assert len(history(tmp_path).rows()) == 4
+    assert "\x1b" not in as_text(history(tmp_path))

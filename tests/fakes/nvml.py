@@ -40,12 +40,50 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *d, unsigned int i, void **slice) {
 }
 int nvmlDeviceGetGpuInstanceId(void *d, unsigned int *n) { *n = number(d) - WHOLE + 3; return 0; }
 int nvmlDeviceGetComputeInstanceId(void *d, unsigned int *n) { *n = 0; return 0; }
+static unsigned long long told(void *d, const char *what);
 int nvmlDeviceGetMemoryInfo(void *d, mem_t *m) {
+    if (told(d, "lost")) return 15;
     char path[4096]; unsigned long long gib = 0;
     snprintf(path, sizeof path, FOLDER "/used-%s", uuids[number(d)]);
     FILE *file = fopen(path, "r");
     if (file) { if (fscanf(file, "%llu", &gib) != 1) gib = 0; fclose(file); }
     m->total = 80ULL << 30; m->used = gib << 30; m->free = m->total - m->used; return 0;
+}
+static unsigned long long told(void *d, const char *what) {
+    char path[4096]; unsigned long long value = 0;
+    snprintf(path, sizeof path, FOLDER "/%s-%s", what, uuids[number(d)]);
+    FILE *file = fopen(path, "r");
+    if (file) { if (fscanf(file, "%llu", &value) != 1) value = 0; fclose(file); }
+    return value;
+}
+int nvmlDeviceGetTotalEccErrors(void *d, int kind, int since, unsigned long long *n) {
+    if (kind != 1 || since != 0) return 2;
+    *n = told(d, "ecc"); return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *n) {
+    *n = told(d, "throttle"); return 0;
+}
+int nvmlDeviceGetClockInfo(void *d, int kind, unsigned int *n) {
+    if (kind != 1) return 2;
+    *n = told(d, "throttle") ? 1200 : 1980; return 0;
+}
+int nvmlDeviceGetMaxClockInfo(void *d, int kind, unsigned int *n) { *n = 1980; return kind != 1; }
+typedef struct { void *device; unsigned long long kind, data; unsigned int gi, ci; } event_t;
+static void *registered[64];
+int nvmlEventSetCreate(void **set) { *set = registered; return 0; }
+int nvmlDeviceRegisterEvents(void *d, unsigned long long kinds, void *set) {
+    if (kinds != 8 || set != registered) return 2;
+    registered[number(d)] = d; return 0;
+}
+int nvmlEventSetWait_v2(void *set, event_t *event, unsigned int limit_ms) {
+    if (set != registered || limit_ms) return 2;
+    for (int i = 0; i < ALL && i < 64; i++) {
+        unsigned long long xid = registered[i] ? told(registered[i], "xid") : 0;
+        if (!xid) continue;
+        char path[4096]; snprintf(path, sizeof path, FOLDER "/xid-%s", uuids[i]); remove(path);
+        event->device = registered[i]; event->kind = 8; event->data = xid; return 0;
+    }
+    return 10;
 }
 int nvmlDeviceGetUtilizationRates(void *d, util_t *u) { u->gpu = 0; u->memory = 0; return 0; }
 """
@@ -67,6 +105,10 @@ class FakeGpus:
     def use(self, uuid: str, gib: int) -> None:
         """Let other programs use memory of a GPU."""
         (self.folder / f"used-{uuid}").write_text(str(gib))
+
+    def tell(self, uuid: str, what: str, value: int) -> None:
+        """Let a GPU have an `xid`, `ecc` errors or `throttle` reasons, or let it be `lost`."""
+        (self.folder / f"{what}-{uuid}").write_text(str(value))
 
 
 def fake_gpus(folder: Path, count: int, *, slices: int = 0) -> FakeGpus:

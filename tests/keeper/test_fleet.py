@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,7 @@ class StubLink:
         self.shared: Sequence[str] = ()
         self.asked: list[str] = []
         self.fails: set[str] = set()
+        self.silent_s = math.inf
         self.has_environments: object = False
         self.reason_gone: Callable[[float], str] = lambda _silent_s: ""
 
@@ -547,6 +550,43 @@ def test_each_agent_is_asked_often_enough_for_its_lease(kept: Kept) -> None:
     assert (first.asked, second.asked) == (["ping"] * 2, ["ensure"] * 2)
     assert set(closing.waits) == {2.0}
     assert kept.changes == 1, "the pods are looked at meanwhile"
+
+
+def test_a_pod_that_has_just_answered_is_not_asked(kept: Kept) -> None:
+    fleet = kept.launched().fleet
+    kept.links[0].silent_s = 1.0
+    closing: Any = Closing(1)
+    fleet.renew_leases(closing, list)
+    until(lambda: len(closing.waits) == 6, 10)
+    assert [link.asked for link in kept.links] == [[], ["ensure"]]
+
+
+def test_many_pods_share_a_few_threads_and_a_silent_one_delays_no_other(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = kept.launched().fleet
+    asked: Counter[str] = Counter()
+    is_over = threading.Event()
+
+    def keep_alive(link: Any, *_: object) -> None:
+        asked[link.pod.name] += 1
+        if link.pod.name == "pod-3":
+            is_over.wait()
+
+    many: Any = [StubLink(pod(number), None) for number in range(32)]
+    monkeypatch.setattr(fleet, "_links", many)
+    monkeypatch.setattr(module, "_keep_alive", keep_alive)
+    fleet.spec = fleet.spec.replace(lease_s=0.3)
+    before = threading.active_count()
+    loop = threading.Thread(target=fleet.renew_leases, args=(is_over, list))
+    loop.start()
+    try:
+        until(lambda: len(asked) == 32 and min((asked - Counter(["pod-3"])).values()) > 2, 60)
+        assert asked["pod-3"] == 1
+        assert threading.active_count() - before <= 9
+    finally:
+        is_over.set()
+        loop.join()
 
 
 def test_a_long_lease_is_renewed_every_few_seconds(kept: Kept) -> None:

@@ -419,3 +419,13 @@ def test_pods_without_running_ranks_or_without_an_answer_have_no_sample(hand: Ha
     assert sampler.sample(report(gib=0.0)) is None
     assert sampler.sample(report(answered=False)) is None
     assert sampler.sample(report()) is not None
+
+
+def test_an_error_of_a_gpu_is_noted_once() -> None:
+    sampler = Sampler()
+    notes = []
+    for xid in (79.0, 79.0, 31.0, 79.0):
+        looked = report(gpus=[{"index": 3, "percent": 1.0, "xid": xid}, {"index": 4}])
+        notes += [event.text("message") for event in sampler.lost_gpus(looked)]
+    assert len(notes) == 2
+    assert says(notes[0], "the driver reports Xid {} for {}", 79, "GPU 3 of pod-0")

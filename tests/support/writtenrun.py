@@ -23,6 +23,9 @@ class WrittenRun:
 
     paths: RunPaths
     cluster: ClusterPaths
+    pods: int = 3
+    slots: int = 1
+    """Ranks of a pod."""
 
     def state(self, state: str, message: str = "", hint: str = "") -> None:
         write_json(self.paths.state, {"state": state, "message": message, "hint": hint})
@@ -72,22 +75,22 @@ class WrittenRun:
         self, phase: str = "ready", *, alive: bool = True, arrived: int | None = None
     ) -> None:
         pid = os.getpid()
-        write_json(self.cluster.config, {"count": 3})
+        write_json(self.cluster.config, {"count": self.pods})
         pods = [
             {
                 "name": f"pod-{n}",
                 "phase": "Running",
                 "address": f"127.0.0.{n + 2}",
                 "ssh_port": 2222,
-                "slots": 1,
+                "slots": self.slots,
             }
-            for n in range(3)
+            for n in range(self.pods)
         ]
         write_json(
             self.cluster.state,
             {
                 "phase": phase,
-                "message": "3 pods are ready",
+                "message": f"{self.pods} pods are ready",
                 "pid": pid,
                 "pods": pods if arrived is None else [],
                 "arrived": pods[: arrived or 0],
@@ -98,12 +101,15 @@ class WrittenRun:
     def end(
         self, state: str = "succeeded", message: str = "all ranks finished", **facts: object
     ) -> None:
-        hosts = [{"address": f"127.0.0.{n + 2}", "slots": 1, "pod": f"pod-{n}"} for n in range(3)]
+        hosts = [
+            {"address": f"127.0.0.{n + 2}", "slots": self.slots, "pod": f"pod-{n}"}
+            for n in range(self.pods)
+        ]
         result: Mapping[str, object] = {
             "state": state,
             "message": message,
             "hosts": hosts,
-            "world_size": 3,
+            "world_size": self.pods * self.slots,
             "technique": "zero1",
             "launcher": "ssh",
             "precision": "fp32",
@@ -115,11 +121,13 @@ class WrittenRun:
         self.state(state, message)
 
 
-def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenRun:
+def write_run(
+    folder: Path, job: Mapping[str, object] | None = None, *, pods: int = 3, slots: int = 1
+) -> WrittenRun:
     cluster = ClusterPaths(folder / "cluster")
     paths = RunPaths(cluster.runs / "20261121-140252-zero1-6c8c")
     paths.rank_log(0, 0, "stdout").parent.mkdir(parents=True)
-    run = WrittenRun(paths, cluster)
+    run = WrittenRun(paths, cluster, pods, slots)
     run.keeper()
     write_json(
         paths.info,
@@ -131,10 +139,11 @@ def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenR
         "per_device_train_batch_size": 8,
         "learning_rate": 1e-3,
     }
-    write_json(paths.spec, {"cluster": {"count": 3}, "job": dict(job or finetune)})
-    paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n127.0.0.4 slots=1\n")
+    write_json(paths.spec, {"cluster": {"count": pods}, "job": dict(job or finetune)})
+    lines = [f"127.0.0.{n + 2} slots={slots}\n" for n in range(pods)]
+    paths.hostfile.write_text("".join(lines))
     paths.events.touch()
-    for rank in range(3):
+    for rank in range(pods * slots):
         for stream in ("stdout", "stderr"):
             paths.rank_log(0, rank, stream).touch()
     run.state("queued")

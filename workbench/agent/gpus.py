@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
 from workbench.base.machine.nvml import (
     LIBRARY,
+    THROTTLED,
     VISIBLE,
     NvmlError,
     count_of,
@@ -33,11 +34,60 @@ _TIMEOUT = 10.0  # NVML's code of a time-out
 _AGAIN_S = 60.0  # until a driver that gave no list of GPUs is asked again
 _GIB = 1024**3
 _CPU_WORDS = 64  # of 64 cores each
+# Constants of nvml.h.
+_UNCORRECTED = ctypes.c_uint(1)
+_SINCE_DRIVER_LOAD = ctypes.c_uint(0)
+_SM_CLOCK = ctypes.c_uint(1)
+_XID = ctypes.c_ulonglong(8)
+_XIDS_AT_ONCE = 64
 _Answer = TypeVar("_Answer")
 
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("device", ctypes.c_void_p),
+        ("kind", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class XidWatch:
+    """The errors that the driver reports for its GPUs (Xid). Without the right to them: none."""
+
+    def __init__(self, library: ctypes.CDLL, names: Sequence[tuple[int, str]]) -> None:
+        self._library = library
+        self._events = ctypes.c_void_p()
+        self._indices: dict[int | None, int] = {}
+        self._last: dict[int, float] = {}
+        try:
+            nvml_call(library.nvmlEventSetCreate, ctypes.byref(self._events))
+        except (AttributeError, NvmlError) as error:
+            _log.info("errors of GPUs (Xid) are not reported: %s", error)
+            return
+        for index, name in names:
+            try:
+                device = device_of(library, index, name)
+                nvml_call(library.nvmlDeviceRegisterEvents, device, _XID, self._events)
+                self._indices[device.value] = index
+            except NvmlError as error:  # a slice, or a GPU that is lost already
+                _log.info("errors of GPU %d (Xid) are not reported: %s", index, error)
+
+    def last(self) -> dict[int, float]:
+        """Return the last error of every GPU that had one, by index. Waits for none."""
+        event = _Event()
+        for _ in range(_XIDS_AT_ONCE if self._indices else 0):
+            if self._library.nvmlEventSetWait_v2(self._events, ctypes.byref(event), 0) != 0:
+                break
+            index = self._indices.get(event.device)
+            if index is not None:
+                self._last[index] = float(event.data)
+        return self._last
 
 
 class Question(Generic[_Answer]):
@@ -96,11 +146,13 @@ class GpuWatch:
         self._names: list[tuple[int, str]] = []
         self._list = Question(self._visible)
         self._readings: dict[tuple[int, str], Question[dict[str, float]]] = {}
+        self._xids: Question[dict[int, float]] | None = None
 
     def latest(self) -> list[dict[str, float]]:
         """Return the latest reading, after a new reading if the last is more than 5 s old.
 
-        Every GPU has an index, and either figures, or NVML's code as `error`. The index is the
+        Every GPU has an index, and either figures, or NVML's code as `error`. A GPU whose driver
+        reported an error has the last as `xid`. The index is the
         driver's number of the GPU. For GPUs given in `CUDA_VISIBLE_DEVICES` by UUID or as slices
         (MIG), the index is the place in the list.
         """
@@ -151,6 +203,14 @@ class GpuWatch:
                 found.append(figures)
             elif question.is_late:
                 found.append({"index": name[0], "error": _TIMEOUT})
+        if self._xids is None and names and self._library is not None:
+            self._xids = Question(XidWatch(self._library, names).last)
+        if self._xids is not None:
+            self._xids.begin()
+            xids = self._xids.answer(self._patience_s) or {}
+            for gpu in found:
+                if gpu["index"] in xids:
+                    gpu["xid"] = xids[int(gpu["index"])]
         return found
 
     def _unanswered(self) -> list[dict[str, float]]:
@@ -194,4 +254,26 @@ def _figures(library: ctypes.CDLL, index: int, name: str) -> dict[str, float]:
     facts: dict[str, float] = {"percent": float(busy.gpu)} if has_load else {}
     facts["used_gib"] = round(memory.used / _GIB, 3)
     facts["total_gib"] = round(memory.total / _GIB, 3)
-    return facts
+    return facts | _health(library, device)
+
+
+def _health(library: ctypes.CDLL, device: ctypes.c_void_p) -> dict[str, float]:
+    """Return what is not as it should be: memory errors, and reasons for a lower clock."""
+
+    def asked(name: str, *arguments: object) -> int:
+        value = ctypes.c_ulonglong()
+        function = getattr(library, name, None)
+        known = function is not None and function(device, *arguments, ctypes.byref(value)) == 0
+        return value.value if known else 0
+
+    health: dict[str, float] = {}
+    errors = asked("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_DRIVER_LOAD)
+    if errors:
+        health["ecc_errors"] = errors
+    reasons = asked("nvmlDeviceGetCurrentClocksThrottleReasons") & THROTTLED
+    if reasons:
+        health["throttle"] = reasons
+        # NVML writes clocks as 32 bits, the lower half of the value.
+        health["sm_mhz"] = asked("nvmlDeviceGetClockInfo", _SM_CLOCK)
+        health["most_mhz"] = asked("nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
+    return health

@@ -34,6 +34,7 @@ from workbench.base.process import Process, descendants, family_table, process_t
 _log = logging.getLogger(__name__)
 
 _SAMPLE_S = 1.0
+_QUIET_S = 2.0  # between looks at ranks whose memory and CPU time stand still
 _HURRY_S = 0.05
 _TABLE_S = 1.0
 _STACKS_S = 2.0
@@ -80,6 +81,8 @@ class Agent:
         self._runs: dict[str, PodRun] = {}
         self._gpus = GpuWatch()
         self._sampled = 0.0
+        self._look_s = _SAMPLE_S
+        self._figures: list[tuple[int, float]] = []
         self._table: tuple[float, dict[int, Process]] = (-1.0, {})
         self._end_by: float | None = None
         self._strays = False
@@ -116,12 +119,13 @@ class Agent:
 
     def pause_s(self) -> float:
         """Return the seconds that the server may sleep without a message."""
-        if self._end_by is not None or self._strays:
+        # Strays are looked for after the last rank: a run itself needs no hurry.
+        if self._end_by is not None or (self._strays and self._settled):
             return _HURRY_S
         if any(run.hurried for run in self._runs.values()):
             return _HURRY_S
         lease_left_s = self._lease_end - time.monotonic()
-        return max(0.0, min(_SAMPLE_S, lease_left_s))
+        return max(0.0, min(self._look_s, lease_left_s))
 
     @property
     def _settled(self) -> bool:
@@ -183,12 +187,17 @@ class Agent:
     def _sample(self, now: float) -> None:
         if not self._live:
             self._memory.look([])
-        elif now >= self._sampled + _SAMPLE_S:
+            self._look_s = _SAMPLE_S
+        elif now >= self._sampled + self._look_s:
             self._sampled = now
             families: list[set[int]] = []
             for run in self._runs.values():
                 families += run.sample(self._processes(fresh=True), self._memory)
             self._memory.look(families)
+            ranks = [rank for run in self._runs.values() for rank in run.ranks.values()]
+            figures = [(rank.rss_bytes, rank.cpu_s) for rank in ranks]
+            self._look_s = _QUIET_S if figures == self._figures else _SAMPLE_S
+            self._figures = figures
 
     def _take_leave(self) -> None:
         """Notify all ranks once of the pod's end. Remove the notice if no rank uses the time.
@@ -377,7 +386,8 @@ class Agent:
         offsets = object_in(message, "offsets")
         cap = whole_in(message, "max_bytes", _POLL_BYTES)
         phases = object_in(message, "phases")
-        until = time.monotonic() + min(number_in(message, "wait_s", 0.0), _HELD_AT_MOST_S)
+        wait_s = min(number_in(message, "wait_s", 0.0), _HELD_AT_MOST_S)
+        until = time.monotonic() + wait_s
 
         def ready() -> Reply | None:
             is_due = time.monotonic() >= until or self._end_by is not None
@@ -385,7 +395,7 @@ class Agent:
                 return self._look(run, offsets, cap)
             return None
 
-        return ready() or Later(ready, pause_s=_SAMPLE_S)
+        return ready() or Later(ready, pause_s=min(_QUIET_S, wait_s))
 
     def _look(self, run: PodRun, offsets: Message, cap: int) -> Reply:
         table: dict[int, Process] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +29,9 @@ from workbench.rundir.spec import ClusterSpec
 logger = logging.getLogger(__name__)
 _LOOK_S = 3.0
 _AT_ONCE = 32
+_SPEAKERS = 4
+# Every request renews the lease. The watch of a run asks often, so nothing else has to.
+_RECENT = 0.8
 _CLOSING_S = 10.0  # as long as ssh takes to see that a line is dead
 _REMOVAL_S = 900.0
 _REMOVAL_SHOWN_S = 5
@@ -319,23 +323,22 @@ class Fleet:
     ) -> None:
         """Ping every agent often enough to renew its lease, and watch the pods, until closing."""
         pause_s = min(_LOOK_S, self.spec.lease_s / 3)
+        count = min(_SPEAKERS, len(self._links))
+        waiting = deque(self._links)
 
-        # One thread per pod, so a silent pod does not delay the others.
-        def speak(link: AgentLink) -> None:
-            while not closing.wait(pause_s):
+        # A silent pod delays one thread. The others speak to all other pods meanwhile.
+        def speak() -> None:
+            while not closing.wait(pause_s * count / len(self._links)):
+                link = waiting.popleft()
                 try:
-                    _keep_alive(link, busy())
+                    if link.silent_s >= _RECENT * pause_s:
+                        _keep_alive(link, busy())
                 except Exception:  # Thread boundary: the loop must run until the cluster ends.
                     logger.exception("speaking to %s", link.pod.name)
+                waiting.append(link)
 
-        for link in self._links:
-            thread = threading.Thread(
-                target=speak,
-                args=(link,),
-                name=f"keep-{link.pod.name}",
-                daemon=True,
-            )
-            thread.start()
+        for number in range(count):
+            threading.Thread(target=speak, name=f"keep-{number}", daemon=True).start()
         while not closing.wait(pause_s):
             try:
                 self.refresh()

@@ -17,11 +17,11 @@ from workbench.keeper.run.runner import Runner
 # A smaller shift of the announced end is not written.
 _SHIFT_S = 10.0
 logger = logging.getLogger(__name__)
-_TICK_S = 0.25
+_TICK_S = 1.0  # the end of a run and the end of the cluster are noticed at once
 
 
 class IdleTime:
-    """Time since the last use. The owner checks several times a second while nothing runs."""
+    """Time since the last use. The owner checks once a second while nothing runs."""
 
     def __init__(self, limit_s: float | None, announce: Callable[[], None]) -> None:
         self.end_s: float | None = None

@@ -66,6 +66,12 @@ class EventKind(StrEnum):
     far. aux_loss is the load-balancing loss of a mixture of experts. A script's Trainer also
     reports steps without a log entry; their events have no loss.
     """
+    PACE = "pace"
+    """Rank 0 compared the ranks over some steps: steps, step_s, own_s.
+
+    step_s is the mean time of a step. own_s lists, for every rank, the mean time in a step of work
+    in which the rank waits for no other: fetching rows, and forward passes if ranks run them alone.
+    """
     EVAL = "eval"
     """An evaluation: step, eval_loss, perplexity, metrics (an object of numbers)."""
     MEMORY = "memory"

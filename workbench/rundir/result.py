@@ -191,6 +191,8 @@ class ResultRecord(Measurements):
     """Duration of every pass over the training rows."""
     workers: tuple[WorkerUse, ...] = ()
     """Time and memory of every rank, since the last restart."""
+    slow_rank: str = ""
+    """Rank that held the others up at the end, as in `run.progress.slow_rank`. Empty: none did."""
     gpus: tuple[GpuUse, ...] = ()
     """Memory and load of every GPU, from its driver."""
     restarts: tuple[Restart, ...] = ()

@@ -75,6 +75,9 @@ class Progress:
     early_end: str = ""
     """Time at which the platform ends the pods, if the run will not or may not end before, with the
     step that the run will reach. Empty: the run will, or no end is known."""
+    slow_rank: str = ""
+    """Rank whose own work takes at least 1.25 times the median of the ranks, if the difference is
+    5 % of a step or more. Empty: no rank is so slow, or the ranks are not compared yet."""
 
 
 class RunTotals:
@@ -296,6 +299,7 @@ class RunTotals:
             eval_loss=self.eval_loss,
             samples_per_s=self.samples_per_s,
             eta_s=None if state.is_terminal else self._eta_s(),
+            slow_rank=self.book.slow_rank,
         )
 
     def facts(self, started_s: float | None) -> dict[str, object]:
@@ -320,6 +324,7 @@ class RunTotals:
             "workers": self.book.workers,
         }
         facts["resumed_step"] = self._resumed_step
+        facts["slow_rank"] = self.book.slow_rank or None
         for name, several in lists.items():
             if several:
                 facts[name] = [asdict(each) for each in several]

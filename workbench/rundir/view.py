@@ -226,7 +226,8 @@ class RunView:
             return
         raw = read_json(self.paths.state)
         self.state = state
-        self.hint = self._silence(state) or as_str(raw.get("hint")) or self._early_end()
+        hints = (self._silence(state), as_str(raw.get("hint")), self._early_end())
+        self.hint = next(filter(None, [*hints, self.totals.book.slow_rank]), "")
         if state is RunState.LOST:
             self.message = message_of(self.paths, state)
         else:

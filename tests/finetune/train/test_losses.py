@@ -16,6 +16,8 @@ from tests.support.sentences import sentence
 from workbench.agent.rank.records import EndedWithAnother, write_error
 from workbench.base.errors import RunError
 from workbench.finetune.train.losses import EndedStep, HostCopy, StepLosses
+from workbench.finetune.train.measure.meter import StepMeter
+from workbench.finetune.train.measure.pace import Pace
 
 PATIENCE_S = 840
 SYNC, STEPS, POISONED = 100, 8, 3
@@ -143,10 +145,16 @@ def ended(step: int, loss: float) -> EndedStep:
     return EndedStep(step=step, epoch=0.1, loss=torch.tensor(loss), grad_norm=norm, due=True)
 
 
+def losses_of(apart: bool, asked: Any) -> StepLosses:
+    cpu = torch.device("cpu")
+    pace = Pace(StepMeter(causal=True), cpu, forward_is_own=True)
+    return StepLosses(device=cpu, apart=apart, pace=pace, asked_to_stop=asked)
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_loss_is_read_one_step_later_or_when_ranks_meet(apart: bool) -> None:
     asked: list[bool] = [False]
-    losses = StepLosses(device=torch.device("cpu"), apart=apart, asked_to_stop=lambda: asked[0])
+    losses = losses_of(apart, lambda: asked[0])
     read: list[list[int]] = []
     for step in (1, 2, 3):
         assert int(losses.count(7)) == 7
@@ -164,7 +172,7 @@ def test_a_loss_is_read_one_step_later_or_when_ranks_meet(apart: bool) -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_loss_that_is_no_number_ends_the_run_one_step_later(apart: bool) -> None:
-    losses = StepLosses(device=torch.device("cpu"), apart=apart, asked_to_stop=lambda: False)
+    losses = losses_of(apart, lambda: False)
     losses.count(1)
     losses.keep(ended(1, loss=math.inf))
     assert losses.read() == []

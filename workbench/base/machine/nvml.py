@@ -11,6 +11,12 @@ from collections.abc import Callable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIBRARY = "libnvidia-ml.so.1"
+THROTTLE_REASONS = {0x20: "heat", 0x40: "heat", 0x80: "power brake", 0x08: "hardware"}
+"""Reasons for a lower clock that a healthy GPU does not have, by NVML's bit.
+
+The power limit is not among them: a GPU at full load is often there.
+"""
+THROTTLED = sum(THROTTLE_REASONS)
 _SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its size
 _NAME_BYTES = 96
 _MOST_DIGITS = 9

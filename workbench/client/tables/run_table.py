@@ -45,6 +45,8 @@ _FIGURES = (
     figure("train_samples_per_s", "samples/s", number),
     figure("peak_memory_gib", "peak memory", gib),
     figure("duration_s", "duration", duration),
+    figure("gpu_hours", "GPU-hours", number),
+    figure("pod_hours", "pod-hours", number),
     figure("pods", "pods", count, above=True),
 )
 FIGURES: Mapping[str, Format] = {each.name: each for each in _FIGURES}

@@ -11,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from workbench.base.table import Grid, Tone, Toned, text_table
-from workbench.base.words import UNKNOWN, count, moment, percent, pluralize
+from workbench.base.words import UNKNOWN, count, moment, number, percent, pluralize, short_list
 from workbench.client.tables.comparison import ComparisonPlot, RunComparison
 from workbench.client.tables.history import History
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
@@ -209,11 +209,29 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     # A live run has no message, unless its keeper is silent or its files are unreadable.
     silent = [f"{r.name or r.id}: {r.message}" for r in history if r.is_live and r.message]
     facts += silent[:_SILENT_SHOWN]
+    facts += _hours(history)
     if limit is not None and limit < len(history):
         facts.append(f"the newest {count(limit)} shown")
     if same:
         facts.append(f"the same in all runs: {', '.join(same)}")
     return grid_of(rows, formats, caption="; ".join(facts), stay=("#", "run", "state"), sorts=True)
+
+
+def _hours(history: History) -> list[str]:
+    """Return the hours of all runs by person, the most first: of GPUs, and of pods without GPUs."""
+    hours: dict[str, dict[str, float]] = {"GPU-hours": {}, "pod-hours": {}}
+    for record in history:
+        used = record.gpu_hours if record.gpus_per_pod else record.pod_hours
+        by_person = hours["GPU-hours" if record.gpus_per_pod else "pod-hours"]
+        name = record.user or "unknown"
+        by_person[name] = by_person.get(name, 0.0) + (used or 0.0)
+    facts = []
+    for unit, by_person in hours.items():
+        ordered = sorted(by_person.items(), key=lambda item: -item[1])
+        shares = [f"{name} {number(used)}" for name, used in ordered if used]
+        if shares:
+            facts.append(f"{unit}: {short_list(shares)}")
+    return facts
 
 
 def _state(state: str) -> Toned:
@@ -241,6 +259,9 @@ _RESULTS = (
 _MORE = (
     FIGURES["train_loss"],
     FIGURES["duration_s"],
+    FIGURES["gpu_hours"],
+    FIGURES["pod_hours"],
+    Format(name="user", title="user", above=True),
     FIGURES["steps"],
     Format(name="model", title="model", cut=True, above=True),
 )

@@ -26,6 +26,7 @@ from workbench.client.result import RunResult
 from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.lengths import length_facts
+from workbench.display.kit.outliers import MOST, between, split
 from workbench.display.kit.templates import render
 from workbench.finetune.notebook.result import FineTuneResult
 from workbench.finetune.profile.compare import ProfileComparison
@@ -83,6 +84,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
             "pods' own memory",
             _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else "",
         ),
+        ("slow rank", strip_controls(result.slow_rank)),
         ("files in outputs/", _outputs(result)),
         ("run directory", str(result.path)),
     ]
@@ -127,7 +129,7 @@ def _outputs(result: RunResult) -> str:
 
 
 def _hosts(result: RunResult) -> str:
-    hosts = ", ".join(f"{host.address} slots={host.slots}" for host in result.hosts)
+    hosts = short_list([f"{host.address} slots={host.slots}" for host in result.hosts], MOST)
     ranks = "1 rank" if result.world_size == 1 else f"{count(result.world_size)} ranks"
     return f"{hosts} ({ranks})" if hosts else ""
 
@@ -171,10 +173,15 @@ def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
     def place_of(address: str) -> int:
         return places.index(address) if address in places else len(places)
 
-    sizes = []
-    for address in sorted(peaks, key=place_of):
-        sizes.append(f"{address} {gib(peaks[address])}")
-    return ", ".join(sizes)
+    addresses = sorted(peaks, key=place_of)
+    values = [peaks[address] for address in addresses]
+    texts = [gib(value) for value in values]
+    order, left_out = split([values])
+    rest = order[left_out.start :] if left_out else []
+    shown = [f"{addresses[place]} {texts[place]}" for place in order if place not in rest]
+    if rest:
+        shown.append(f"and {len(rest)} more, {between(values, rest, texts)}")
+    return ", ".join(shown)
 
 
 def profile_doc(profile: Profile) -> Doc:

@@ -22,6 +22,7 @@ from workbench.base.words import (
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
 from workbench.display.kit.lengths import length_facts
+from workbench.display.kit.outliers import between, split
 from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.checkpoints import shared_run
@@ -126,6 +127,9 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("rows with an empty answer", count(empty)))
     if overlap:
         pairs.append(("evaluation rows that are training rows too", count(overlap)))
+    # During the run the hint has the slow rank.
+    if view.state.is_terminal:
+        pairs.append(("slow rank", view.totals.book.slow_rank))
     pairs += length_facts(get_object(view.start, "text_lengths"))
     if view.elapsed_s is not None:
         is_over = view.state.is_terminal
@@ -270,6 +274,7 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
     peaks = view.result.peak_memory_gib if view.result else {}
     addresses = sorted({*view.memory, *peaks})
     pairs = []
+    sizes_gib: list[float | None] = []
     for address in addresses:
         host = view.memory.get(address)
         now = f"now {gib(host.gib.last)}" if host and not view.state.is_terminal else ""
@@ -280,7 +285,14 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
         peak = f"peak {gib(highest)}" if highest is not None else ""
         sizes = ", ".join(part for part in (now, peak) if part)
         pairs.append((strip_controls(view.pod_name(address)), sizes or UNKNOWN))
-    return pairs
+        sizes_gib.append(highest)
+    order, left_out = split([sizes_gib])
+    shown = [pairs[place] for place in order]
+    if left_out:
+        rest = order[left_out.start :]
+        peaks_between = between(sizes_gib, rest, [gib(size) for size in sizes_gib])
+        shown[left_out.start :] = [(f"{len(rest)} more pods", f"peak {peaks_between}")]
+    return shown
 
 
 def _receipt(view: RunView, *, alone: bool) -> list[str]:

@@ -47,6 +47,7 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.line import text_bar
 from workbench.display.kit.logs import fold, folded_text, ranks_word
+from workbench.display.kit.outliers import with_outliers
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
 from workbench.display.kit.plots.static import plot_svg
@@ -66,7 +67,7 @@ _TEXT_LINES = 10
 _PAGE_LINES = 60
 _FOLDED_LINES = 120  # of a rank's log
 _RANKS = 8
-_MOST_ROWS = 64
+_MOST_EPOCHS = 64
 _ANSWERS = 12
 _MOST_ANSWERS = 500
 _MOST_PLOTS = 24  # run.plot(NAME) draws any other
@@ -224,13 +225,17 @@ class RunPage:
     def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Return the last lines of logs. During a run, a closed fold has only a title."""
         logs = []
-        for rank in self._view.ranks[:_RANKS]:
+        ranks = self._view.ranks
+        for rank in ranks[:_RANKS]:
             title = f"log of rank {rank}"
             lines = []
             if self._is_whole or self._folds.get(title):
                 for line in self._view.log(rank)[-_PAGE_LINES:]:
                     lines.append(("", line))
             logs.append((title, lines))
+        if len(ranks) > _RANKS:
+            more = pluralize(len(ranks) - _RANKS, "more rank")
+            logs.append((f"logs of {more}", [("", "run.logs(RANK) returns the log of any rank")]))
         return logs
 
 
@@ -248,12 +253,8 @@ def _title(facts: RunFacts) -> str:
 
 
 def worker_grids(book: WorkerBook, gpus: Sequence[GpuUse]) -> list[Grid]:
-    """Lay out the known facts. Empty tables are left out; long tables show their last rows."""
-    grids = [
-        _epochs(book.epochs[-_MOST_ROWS:]),
-        _workers(book.workers[:_MOST_ROWS]),
-        _gpus(gpus[:_MOST_ROWS]),
-    ]
+    """Lay out the known facts. Empty tables are left out, and long tables are shortened."""
+    grids = [_epochs(book.epochs), _workers(book.workers), _gpus(gpus)]
     return [grid for grid in grids if grid.rows]
 
 
@@ -265,15 +266,13 @@ def _epochs(epochs: Sequence[EpochTime]) -> Grid:
             duration(epoch.seconds),
             number(epoch.steps_per_s),
         )
-        for epoch in epochs
+        for epoch in epochs[-_MOST_EPOCHS:]
     ]
     columns = ("until epoch", "steps", "time", "steps/s")
-    return Grid(
-        columns=columns,
-        rows=rows,
-        right=columns,
-        caption="Epochs, without evaluations and checkpoints",
-    )
+    caption = "Epochs, without evaluations and checkpoints"
+    if len(epochs) > len(rows):
+        caption += f"; the last {len(rows)} of {count(len(epochs))}"
+    return Grid(columns=columns, rows=rows, right=columns, caption=caption)
 
 
 def _workers(workers: Sequence[WorkerUse]) -> Grid:
@@ -281,34 +280,34 @@ def _workers(workers: Sequence[WorkerUse]) -> Grid:
     if workers and workers[0].backend:
         through = "; collectives through " + workers[0].backend
     # A column without a value in any row would only take room.
-    has_gpu = any(worker.peak_cuda_gib is not None for worker in workers)
-    columns = ["rank", "pod", "time in steps", "memory, peak"]
-    if has_gpu:
-        columns.append("GPU memory, peak")
-    columns += ["threads", "cores"]
+    numbers: dict[str, list[float | None]] = {
+        "own work in a step": [worker.own_s for worker in workers],
+        "time in steps": [worker.seconds for worker in workers],
+        "memory, peak": [worker.peak_rss_gib for worker in workers],
+        "GPU memory, peak": [worker.peak_cuda_gib for worker in workers],
+    }
+    for title in ("own work in a step", "GPU memory, peak"):
+        if all(value is None for value in numbers[title]):
+            del numbers[title]
+    columns = ["rank", "pod", *numbers, "threads", "cores"]
     rows = []
-    for worker in workers:
-        row = [
-            str(worker.rank),
-            worker.pod,
-            UNKNOWN if worker.seconds is None else duration(worker.seconds),
-            gib(worker.peak_rss_gib),
-        ]
-        if has_gpu:
-            row.append(gib(worker.peak_cuda_gib))
-        row.append(count(worker.threads))
-        row.append(worker.cores or UNKNOWN)
-        rows.append(row)
-    return Grid(
+    for place, worker in enumerate(workers):
+        row = [str(worker.rank), worker.pod]
+        for title, values in numbers.items():
+            write = gib if "memory" in title else duration
+            row.append(write(values[place]))
+        rows.append([*row, count(worker.threads), worker.cores or UNKNOWN])
+    grid = Grid(
         columns=columns,
         rows=rows,
         right=set(columns) - {"pod", "cores"},
         caption=f"Workers{through}",
     )
+    return with_outliers(grid, numbers)
 
 
 def _gpus(gpus: Sequence[GpuUse]) -> Grid:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             gpu.pod,
             str(gpu.index),
@@ -318,13 +317,18 @@ def _gpus(gpus: Sequence[GpuUse]) -> Grid:
         )
         for gpu in gpus
     ]
-    columns = ("pod", "GPU", "memory, peak", "of", "busy, mean")
-    return Grid(
-        columns=columns,
-        rows=rows,
-        right=columns[1:],
-        caption="GPUs, by their driver",
-    )
+    columns = ["pod", "GPU", "memory, peak", "of", "busy, mean"]
+    right = tuple(columns[1:])
+    if any(gpu.trouble for gpu in gpus):
+        columns.append("trouble")
+        rows = [(*row, gpu.trouble) for row, gpu in zip(rows, gpus, strict=True)]
+    grid = Grid(columns=columns, rows=rows, right=right, caption="GPUs, by their driver")
+    numbers: dict[str, Sequence[float | None]] = {
+        "memory, peak": [gpu.peak_gib for gpu in gpus],
+        "busy, mean": [gpu.percent for gpu in gpus],
+        "trouble": [float(bool(gpu.trouble)) for gpu in gpus],
+    }
+    return with_outliers(grid, numbers)
 
 
 def card_html(card: Card) -> str:

@@ -20,11 +20,12 @@ import torch
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.records import EndedWithAnother
 from workbench.base.errors import RunError
+from workbench.finetune.train.measure.pace import Pace
 
 _TOKENS, _STOP, _LEAVE, _BALANCE, _BALANCED, _FIRST_LOSS = range(6)
 """Indices in the tensor that ranks add up.
 
-Every rank's loss has an index of its own at the end.
+At the end, every rank has an index of its own for its loss, and then for the time of its own work.
 """
 
 _CAUSE_FIRST_S = 1.0
@@ -114,16 +115,21 @@ class StepLosses:
         *,
         device: torch.device,
         apart: bool,
+        pace: Pace,
         asked_to_stop: Callable[[], bool],
         asked_to_save: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Set up with the losses' device, whether ranks train apart, and the two requests."""
+        """Set up with the losses' device, whether ranks train apart, and the two requests.
+
+        `pace` receives the times of all ranks, which travel with the losses.
+        """
         self.stop = False
         """Whether a rank was asked to stop. All ranks know after the same step."""
         self.save = False
         """Whether the pod of a rank is ending. All ranks know after the same step."""
         self._device = device
         self._apart = apart
+        self._pace = pace
         self._asked_to_stop = asked_to_stop
         self._asked_to_save = asked_to_save
         self._ended: EndedStep | None = None
@@ -131,6 +137,7 @@ class StepLosses:
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
         # Read on this rank, while ranks train apart.
         self._own: list[ReadStep] = []
+        self._own_s: list[float] = []
 
     def count(self, tokens: int) -> torch.Tensor:
         """Return the tokens of the new step, of all ranks unless ranks train apart.
@@ -138,6 +145,7 @@ class StepLosses:
         A collective.
         """
         if self._apart:
+            self._own_s += filter(None, [self._pace.take()])
             return torch.tensor(tokens, device=self._device)
         return self._add_up(tokens)[_TOKENS].to(torch.int64)
 
@@ -171,10 +179,12 @@ class StepLosses:
         return self._read_sums()
 
     def _add_up(self, tokens: int) -> torch.Tensor:
-        values = torch.zeros(_FIRST_LOSS + ranks.world_size(), dtype=torch.float64)
+        count = ranks.world_size()
+        values = torch.zeros(_FIRST_LOSS + 2 * count, dtype=torch.float64)
         values[_TOKENS] = tokens
         values[_STOP] = self._asked_to_stop()
         values[_LEAVE] = self._asked_to_save()
+        values[_FIRST_LOSS + count + ranks.rank()] = self._pace.take()
         values = values.to(self._device)
         if self._ended is not None:
             values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
@@ -197,8 +207,10 @@ class StepLosses:
             values = copy.read()
             self.stop = self.stop or values[_STOP] > 0
             self.save = self.save or values[_LEAVE] > 0
+            first_time = _FIRST_LOSS + ranks.world_size()
+            self._pace.add(values[first_time:])
             if ended is not None:
-                losses = values[_FIRST_LOSS:]
+                losses = values[_FIRST_LOSS:first_time]
                 _check(losses, ended.step)
                 read = ReadStep(
                     ended=ended,
@@ -224,7 +236,11 @@ class StepLosses:
         for own in self._own:
             figures += [own.loss, own.balance, own.balanced]
         asked = [float(self._asked_to_stop()), float(self._asked_to_save())]
-        stop, save, *sums = ranks.sums([*asked, *figures])
+        own_s = [0.0] * ranks.world_size()
+        own_s[ranks.rank()] = sum(self._own_s)
+        stop, save, *sums = ranks.sums([*asked, *figures, *own_s])
+        self._pace.add(sums[len(figures) :], len(self._own_s))
+        self._own_s = []
         self.stop = self.stop or stop > 0
         self.save = self.save or save > 0
         read = []

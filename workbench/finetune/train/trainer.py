@@ -67,6 +67,7 @@ from workbench.finetune.train.evaluation import emit_evaluation, note
 from workbench.finetune.train.guests.trackers import guarded_trackers
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
+from workbench.finetune.train.measure.pace import Pace
 from workbench.finetune.train.measure.profile import StepProfiler
 from workbench.rundir.events import emit
 
@@ -163,9 +164,12 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         super().__init__(args=args, callbacks=trackers, **options)
         args.report_to = reports
         use_no_cache(self.model)
+        is_joined = self.forward_is_collective or self.group > 1
+        self._pace = Pace(self.clock, self.args.device, forward_is_own=not is_joined)
         self._losses = StepLosses(
             device=self.args.device,
             apart=self.points.ranks_train_apart,
+            pace=self._pace,
             asked_to_stop=self.stop.is_there,
             asked_to_save=self.leave.is_there if self.leave is not None else lambda: False,
         )
@@ -264,9 +268,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of the step, and the number of tokens that all ranks learn from.
 
-        The sum of the tokens over the ranks also carries the loss of the last step.
+        The sum of the tokens over the ranks also carries the loss of the last step, and the time of
+        every rank's own work.
         """
-        batches = list(islice(epoch_iterator, num_batches))
+        with self._pace.rows():
+            batches = list(islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
         labels = [batch["labels"] for batch in batches if "labels" in batch]
@@ -308,8 +314,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
         if self.balance is not None:
             inputs = self.balance.asking(inputs)
-        profiler = self._profiler_now() if model.training else None
-        with profiler.forward() if profiler else nullcontext():
+        if not model.training:
+            return super().compute_loss(model, inputs, *args, **options)
+        profiler = self._profiler_now()
+        with self._pace.forward(), profiler.forward() if profiler else nullcontext():
             return super().compute_loss(model, inputs, *args, **options)
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -341,6 +349,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             read += self._losses.meet()
             # Ranks that train apart learn only here of a request to stop.
             stops = self._losses.stop and not control.should_training_stop
+        if stops or control.should_training_stop:
+            self._pace.tell()
         if stops and read:
             read[-1].ended.due = True
         for step in read:

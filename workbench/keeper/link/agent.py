@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -89,6 +90,7 @@ class AgentLink(PodFiles):
         super().__init__(pod, identity, lease_s, folders, stock)
         self.package = str(self.store / package[0])
         self.agent_pid = 0
+        self._heard_s = -math.inf  # time of the last answer, by the monotonic clock
         self.agent_replaced = ""
         """Reason why the agent replaced an earlier one that was alive. Empty: none was."""
         self.interface = ""
@@ -193,6 +195,11 @@ class AgentLink(PodFiles):
             self.open()
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the last answer of the agent; infinite before the first."""
+        return time.monotonic() - self._heard_s
+
+    @property
     def answer_s(self) -> float:
         """Time limit of a short request in seconds: more on a line that is slow by the options."""
         limit_s = self.pod.connect_timeout_s
@@ -206,7 +213,9 @@ class AgentLink(PodFiles):
         line = self._standing(op)
         try:
             limit_s = self.answer_s if timeout_s is None else timeout_s
-            return line.call({"op": op, **fields}, limit_s)
+            answer = line.call({"op": op, **fields}, limit_s)
+            self._heard_s = time.monotonic()
+            return answer
         except (rpc.Refused, TooLong) as refusal:
             raise self._error(f"{self.pod.name}: {truncate(refusal)}", op) from refusal
         except _BROKEN as error:

@@ -70,7 +70,7 @@ class PodReport:
     gpus: Sequence[Mapping[str, float]] = ()
     """GPUs of the pod, if any can be watched: index, percent, used_gib, total_gib.
 
-    A GPU that does not answer has index and error, a code of NVML.
+    A GPU that does not answer has index and error, a code of NVML. xid is the driver's last error.
     """
     lost: str = ""
     """Reason why the pod will not answer again. Empty: an answer is possible."""
@@ -235,6 +235,10 @@ def _gpu(raw: Mapping[str, object]) -> Mapping[str, float]:
     return figures
 
 
+def _note(message: str) -> Event:
+    return Event(time_s=now_s(), rank=None, kind=EventKind.NOTE, data={"message": message})
+
+
 class Sampler:
     """Turn some of the reports of a run's pods into samples of memory and into notes."""
 
@@ -243,15 +247,23 @@ class Sampler:
         self._begun = clock()
         self._due: dict[str, float] = {}
         self._silent: set[tuple[str, float]] = set()
+        self._xids: set[tuple[str, float, float | None]] = set()
         self._losses: Counter[tuple[str, float]] = Counter()
 
     def lost_gpus(self, report: PodReport) -> list[Event]:
-        """Return a note for each GPU that has ceased to answer, and for each that answers again."""
+        """Return a note for each GPU that is lost or found again, or has another error (Xid)."""
         events = []
         for gpu in report.gpus:
             index = gpu.get("index", -1)
             key = (report.pod.name, index)
             name = f"GPU {index:.0f} of {report.pod.name}"
+            xid = gpu.get("xid")
+            is_new = xid is not None and (*key, xid) not in self._xids
+            if is_new and len(self._xids) < _LOST_AT_MOST:
+                self._xids.add((*key, xid))
+                events.append(
+                    _note(f"the driver reports Xid {xid:.0f} for {name}; NVIDIA lists the numbers")
+                )
             is_lost = "error" in gpu
             if is_lost == (key in self._silent):
                 continue
@@ -272,9 +284,7 @@ class Sampler:
                 message = f"{name} answers its driver again"
             if self._losses[key] > _LOSSES_AT_MOST:
                 continue
-            events.append(
-                Event(time_s=now_s(), rank=None, kind=EventKind.NOTE, data={"message": message})
-            )
+            events.append(_note(message))
         return events
 
     def sample(self, report: PodReport) -> Sample | None:

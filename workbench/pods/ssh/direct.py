@@ -20,6 +20,8 @@ from workbench.pods.ssh.login import to_bytes
 from workbench.pods.ssh.transport import Destination, reach
 
 _KEEPALIVE_S = 5
+# paramiko's thread wakes without a message only for keep-alives; by default ten times a second.
+_WAKES_S = 1.0
 SESSIONS = 3
 """Sessions of a connection at a time: the agent's, a large file's and a command's."""
 _READ_BYTES = 65_536
@@ -52,6 +54,7 @@ class DirectLine:
         for transport in (self._transport, self._hop):
             if transport is not None:
                 transport.set_keepalive(_KEEPALIVE_S)
+                transport.sock.settimeout(_WAKES_S)
 
     def close(self) -> None:
         for transport in (self._transport, self._hop):

@@ -46,6 +46,7 @@ _LONGEST = {"name": 80, "note": 2000}  # letters
 _LONGEST_TAG = 40  # letters
 _MOST_TAGS = 20
 _COLUMNS = ("model", "technique", "precision")
+_HOUR_S = 3600.0
 _RUN_FILE = RunPaths(Path()).info.name
 _CLUSTER_FILE = ClusterPaths(Path()).config.name
 # Large folders without runs: a pod's own files, virtual environments, caches.
@@ -72,11 +73,29 @@ class RunRecord(ResultRecord):
     """Note on the run, set by `run.note = …`."""
     tags: tuple[str, ...] = ()
     """Tags of the run, set by `run.tags = […]`."""
+    user: str = ""
+    """Login name of the person who started the cluster of the run. Empty: unknown."""
+    gpus_per_pod: Whole = 0
+    """GPUs of a pod, as asked for by the cluster's `PodSpec`."""
 
     @property
     def pods(self) -> int | None:
         """Number of pods. None before pods are assigned."""
         return len(self.hosts) or None
+
+    @property
+    def pod_hours(self) -> float | None:
+        """Hours of all pods of the run: pods at the end times `duration_s`. None: not ended."""
+        if self.duration_s is None or self.pods is None:
+            return None
+        return self.pods * self.duration_s / _HOUR_S
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Hours of all GPUs of the run's pods, used or not. None: not ended, or without GPUs."""
+        if self.pod_hours is None or not self.gpus_per_pod:
+            return None
+        return self.pod_hours * self.gpus_per_pod
 
     @property
     def is_live(self) -> bool:
@@ -155,6 +174,7 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     info = read_json(paths.info)
     check_format(info, "it")
     state, problem = state_or_problem(paths, is_alive)
+    cluster = cluster_of(paths)
     facts = read_json(paths.result)
     if not facts:
         # A run in progress has no result: the last events have its figures so far.
@@ -166,7 +186,6 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
                 facts[name] = value
     facts["state"] = state
     if not problem and not state.is_terminal:
-        cluster = cluster_of(paths)
         problem = silence_of(cluster, cluster_status(cluster))
     if problem:
         facts["message"] = problem
@@ -177,6 +196,10 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     facts |= asdict(read_label(paths))
     facts["id"] = id_of(paths)
     facts["submitted_s"] = info.get("submitted_s")
+    asked = get_object(get_object(read_json(paths.spec), "cluster"), "pods")
+    facts["gpus_per_pod"] = asked.get("gpus")
+    started = get_object(read_json(ClusterPaths(cluster).config), "started")
+    facts["user"] = strip_controls(as_str(started.get("user")))
     return RunRecord.at(paths.root, facts)
 
 

@@ -321,4 +321,9 @@ def _gpu_of(raw: Json) -> GpuUse | None:
         total_gib=as_float(raw.get("total_gib")),
         percent=as_float(raw.get("percent")),
         looks=max(0, as_int(raw.get("looks")) or 0),
+        ecc_errors=as_int(raw.get("ecc_errors")),
+        throttled_looks=max(0, as_int(raw.get("throttled_looks")) or 0),
+        throttle=as_int(raw.get("throttle")) or 0,
+        least_mhz=as_float(raw.get("least_mhz")),
+        most_mhz=as_float(raw.get("most_mhz")),
     )

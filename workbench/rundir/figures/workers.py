@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import as_float, as_int
+from workbench.base.json_values import as_float, as_int, as_list
+from workbench.base.machine.nvml import THROTTLE_REASONS, THROTTLED
 from workbench.base.record.tolerant import Number, Whole
+from workbench.base.words import count, duration, number, percent
 from workbench.rundir.events import Event, EventKind
+
+_SLOW = 1.25
+_SLOW_SHARE = 0.05
+"""A rank is slow if its own work takes `_SLOW` times the median of the ranks or longer, and the
+difference is at least this share of a step. The kernel's scheduling alone stays below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +46,9 @@ class WorkerUse:
     """Name of the pod. Empty: unknown."""
     seconds: Number | None = None
     """Seconds in training steps so far. None before the end of the first epoch."""
+    own_s: Number | None = None
+    """Mean seconds in a step of work in which the rank waits for no other: fetching rows, and
+    forward passes if ranks run them alone. Of the last minute of steps. None: unknown."""
     peak_rss_gib: Number | None = None
     """Peak of resident memory in GiB."""
     peak_cuda_gib: Number | None = None
@@ -64,6 +75,30 @@ class GpuUse:
     percent: Number | None = None
     """Mean load over the samples, 0 to 100."""
     looks: Whole = 0
+    ecc_errors: Whole | None = None
+    """Uncorrected memory errors since the driver was loaded. None: none, or unknown."""
+    throttled_looks: Whole = 0
+    """Samples with a clock lowered by heat or by the hardware, but not by the power limit."""
+    throttle: Whole = 0
+    """Reasons for the lowered clock, as bits of NVML."""
+    least_mhz: Number | None = None
+    """Lowest clock of the processors in those samples, in MHz. None: no such sample."""
+    most_mhz: Number | None = None
+    """Highest clock of the GPU in MHz. None: no such sample."""
+
+    @property
+    def trouble(self) -> str:
+        """Words on memory errors and lowered clocks. Empty: neither was seen."""
+        parts = []
+        if self.ecc_errors:
+            parts.append(f"{count(self.ecc_errors)} uncorrected ECC errors")
+        if self.throttled_looks:
+            reasons = [THROTTLE_REASONS[bit] for bit in THROTTLE_REASONS if self.throttle & bit]
+            share = percent(self.throttled_looks / max(self.looks, self.throttled_looks))
+            clocks = f", at {self.least_mhz or 0:,.0f} of {self.most_mhz or 0:,.0f} MHz"
+            reason = " and ".join(dict.fromkeys(reasons))
+            parts.append(f"throttled by {reason} in {share} of the samples{clocks}")
+        return "; ".join(parts)
 
 
 class WorkerBook:
@@ -72,11 +107,14 @@ class WorkerBook:
     def __init__(self) -> None:
         self._ends: dict[float, dict[int, tuple[int, float]]] = {}
         self._workers: dict[int, WorkerUse] = {}
+        self._pace: tuple[int, float] = (0, 0.0)  # steps, and seconds of a step
 
     def take(self, event: Event) -> None:
         match event.kind:
             case EventKind.RESTARTED:
                 self._workers = {}
+            case EventKind.PACE if event.rank == 0:
+                self._compare(event)
             case EventKind.EPOCH if event.rank is not None:
                 self._epoch(event.rank, event)
             case EventKind.DEVICE if event.rank is not None:
@@ -114,6 +152,31 @@ class WorkerBook:
         total_s = as_float(event.data.get("total_s"))
         self._workers[rank] = replace(worker, seconds=total_s)
 
+    def _compare(self, event: Event) -> None:
+        self._pace = event.whole("steps") or 0, event.number("step_s") or 0.0
+        for rank, own_s in enumerate(as_list(event.data.get("own_s"))):
+            # Every rank has reported its device before its first step.
+            if rank in self._workers:
+                self._workers[rank] = replace(self._workers[rank], own_s=as_float(own_s))
+
+    @property
+    def slow_rank(self) -> str:
+        """Sentence on the slowest rank, if it holds the other ranks up. Empty: no rank does."""
+        steps, step_s = self._pace
+        known = [(worker.own_s, worker) for worker in self.workers if worker.own_s is not None]
+        if not known:
+            return ""
+        usual_s = median(own_s for own_s, _ in known)
+        own_s, worker = max(known, key=lambda pair: pair[0])
+        if own_s < _SLOW * usual_s or own_s - usual_s < _SLOW_SHARE * step_s or not usual_s:
+            return ""
+        pod = f" on {worker.pod}" if worker.pod else ""
+        return (
+            f"rank {worker.rank}{pod} takes {number(own_s / usual_s)} times the median of the ranks"
+            f" for its own work: {duration(own_s)} in a step of {duration(step_s)}, over the last"
+            f" {count(steps)} compared steps"
+        )
+
     @property
     def epochs(self) -> Sequence[EpochTime]:
         epochs = []
@@ -136,7 +199,7 @@ class GpuBook:
         self._gpus = {(use.pod, use.index): use for use in uses}
 
     def take(self, pod: str, raw: Mapping[str, object]) -> None:
-        """Add a look at a GPU: index, percent, used_gib, total_gib."""
+        """Add a look at a GPU: index, percent, used_gib, total_gib, and what is not as usual."""
         index = as_int(raw.get("index"))
         if index is None:
             return
@@ -151,12 +214,19 @@ class GpuBook:
             looks = looks + 1
             mean = (sum_before + busy) / looks
         used_gib = as_float(raw.get("used_gib"))
+        reasons = (as_int(raw.get("throttle")) or 0) & THROTTLED
+        clocks = [each for each in (gpu.least_mhz, as_float(raw.get("sm_mhz"))) if each is not None]
         self._gpus[pod, index] = replace(
             gpu,
             peak_gib=_most(gpu.peak_gib, used_gib),
             total_gib=as_float(raw.get("total_gib")),
             percent=mean,
             looks=looks,
+            ecc_errors=as_int(raw.get("ecc_errors")) or gpu.ecc_errors,
+            throttled_looks=gpu.throttled_looks + bool(reasons),
+            throttle=gpu.throttle | reasons,
+            least_mhz=min(clocks, default=None),
+            most_mhz=_most(gpu.most_mhz, as_float(raw.get("most_mhz"))),
         )
 
     @property
