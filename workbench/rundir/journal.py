@@ -19,7 +19,7 @@ from workbench.base.files.gate import make_folders
 from workbench.base.record.tolerant import TolerantRecord
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
-from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events
+from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events, recorded_line
 from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.figures.samples import Sample, SampleFile
 from workbench.rundir.output.missing import missing_events
@@ -215,7 +215,7 @@ class Journal:
         return event
 
     def _line(self, event: Event) -> str:
-        return replace(event, data=self._redact.json(event.data)).to_json() + "\n"
+        return recorded_line(replace(event, data=self._redact.json(event.data)))
 
     def sample(self, sample: Sample) -> None:
         """Record a sample of a pod's memory. A failed write is repeated with a later sample."""
