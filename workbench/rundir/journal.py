@@ -426,27 +426,17 @@ class Journal:
         if not remark or not result:
             return
         message = self._redact(f"{result.get('message')}; {remark}")
-        amended = {**result}
-        if facts:
-            amended.update(facts)
-        amended["message"] = message
-        write_json(self._paths.result, amended)
-        state = read_json(self._paths.state)
-        write_json(self._paths.state, {**state, "message": message})
+        self._rewrite({**result, **(facts or {})}, {"message": message})
 
     def mend(self, message: str, facts: Mapping[str, object]) -> None:
         """Mark a run as succeeded if only its results were missing."""
         self.sync()
-        mended = {"state": RunState.SUCCEEDED, "message": message}
-        result = {
-            **read_json(result_file(self._paths)),
-            **facts,
-            **mended,
-            "error": None,
-        }
-        write_json(self._paths.result, result)
-        state = read_json(self._paths.state)
-        write_json(self._paths.state, {**state, **mended})
+        result = {**read_json(result_file(self._paths)), **facts, "error": None}
+        self._rewrite(result, {"state": RunState.SUCCEEDED, "message": message})
+
+    def _rewrite(self, result: Mapping[str, object], outcome: Mapping[str, object]) -> None:
+        write_json(self._paths.result, {**result, **outcome})
+        write_json(self._paths.state, {**read_json(self._paths.state), **outcome})
 
     def _close_scalars(self) -> None:
         try:

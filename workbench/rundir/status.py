@@ -346,11 +346,9 @@ def message_of(paths: RunPaths, state: RunState) -> str:
 
 def unknown_words(paths: RunPaths) -> str:
     """Return the reason for a run's unknown state, in words."""
-    try:
-        _state_of(paths, is_keeper_alive)
-    except RunError as error:
-        return f"{error}; the run may well continue, and the next look tries again"
-    return "the state of the run could not be read a moment ago; the next look tries again"
+    _, problem = state_or_problem(paths)
+    passed = "the state of the run could not be read a moment ago; the next look tries again"
+    return problem or passed
 
 
 def state_or_problem(

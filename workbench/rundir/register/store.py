@@ -404,12 +404,9 @@ def _row_of_pod(pod: Json) -> _Row:
     return _with_crc(json.dumps(pod, default=str))
 
 
-def _pod_of_row(row: _Row) -> Json | None:
-    match row:
-        case (str(facts), _):
-            pod: Json = json.loads(facts)
-            return pod
-    return None
+def _pod_of_row(row: _Row) -> Json:
+    pod: Json = json.loads(str(row[0]))
+    return pod
 
 
 def _row_of_run(run: KnownRun) -> _Row:
