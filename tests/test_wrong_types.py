@@ -172,6 +172,7 @@ def test_no_verb_answers_a_wrong_value_with_an_error_of_python(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
     written = write_run(tmp_path / "r")
     written.end()
     cluster = Cluster(LocalPods(), path=tmp_path / "c")
