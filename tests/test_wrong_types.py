@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import workbench
+from tests.support.writtenrun import write_run
 from workbench import (
     Benchmark,
     Cluster,
@@ -149,3 +151,50 @@ def test_a_value_without_a_name_is_refused_with_a_call_that_works(
 def test_the_number_of_pods_belongs_to_the_cluster() -> None:
     with pytest.raises(ConfigError, match=r"write Cluster\(LocalPods\(…\), count=4\)"):
         LocalPods(4)
+
+
+SKIPPED = {"start", "close", "show", "tensorboard", "submit_prepared"}
+"""Verbs that start or end something, and one for this package alone."""
+LISTS = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def verbs(owner: object) -> Iterator[tuple[str, list[inspect.Parameter]]]:
+    for name in dir(type(owner)):
+        verb = inspect.getattr_static(type(owner), name)
+        if name.startswith("_") or name in SKIPPED or isinstance(verb, property):
+            continue
+        if callable(getattr(type(owner), name)):
+            yield name, [*inspect.signature(getattr(owner, name)).parameters.values()]
+
+
+@pytest.mark.parametrize("which", ["run", "cluster", "benchmark"])
+def test_no_verb_answers_a_wrong_value_with_an_error_of_python(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
+    written = write_run(tmp_path / "r")
+    written.end()
+    cluster = Cluster(LocalPods(), path=tmp_path / "c")
+    monkeypatch.setattr(cluster, "_check_ready", lambda: None)
+    made: dict[str, object] = {
+        "run": Run.load(written.paths.root),
+        "cluster": cluster,
+        "benchmark": Benchmark([Script(path="a.py")], pods=[1], path=tmp_path / "b"),
+    }
+    owner = made[which]
+    found = []
+    for name, parameters in verbs(owner):
+        parameters = [each for each in parameters if each.kind not in LISTS]
+        needed = {each.name: "a" for each in parameters if each.default is each.empty}
+        for each in parameters:
+            for kind, value in WRONG.items():
+                if kind == "huge number":  # Python itself writes no text of the number
+                    continue
+                try:
+                    getattr(owner, name)(**{**needed, each.name: value})
+                except WorkbenchError:
+                    pass
+                except Exception as error:
+                    found.append(f"{name}({each.name}={kind}): {error!r:.200}")
+    assert not found, "\n".join(found)

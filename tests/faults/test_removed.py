@@ -112,6 +112,26 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
     assert cluster.phase == "closed"
 
 
+def test_a_cluster_whose_state_files_are_gone_is_taken_over_with_the_pods_of_its_store(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "c"
+    gate = tmp_path / "gate"
+    gate.write_text("1")
+    with Cluster(LocalPods(), PodSpec(), count=2, path=path, warm=False) as cluster:
+        before = cluster.pods
+        run = counting(cluster, "--lines", "100", "--gate", str(gate))
+        world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
+        kill_keeper(cluster)
+        for file in (ClusterPaths(path).own_state, ClusterPaths(path).state):
+            file.unlink()
+        Cluster.attach(path)
+        assert [pod.root for pod in cluster.pods] == [pod.root for pod in before]
+        gate.write_text("11")
+        run.wait(300, progress=False).raise_for_status()
+        exact(run, 100)
+
+
 def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
     world: World, tmp_path: Path
 ) -> None:

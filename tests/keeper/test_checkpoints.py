@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,11 @@ from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.base.process import RankPlace
 from workbench.finetune.job.finetune import FineTune
-from workbench.keeper.checkpoints import PulledCheckpoints, bring_checkpoints_back
+from workbench.keeper.checkpoints import (
+    PulledCheckpoints,
+    bring_checkpoints_back,
+    send_checkpoint,
+)
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import CHECKPOINT, NAME, newest_good, write_manifest
@@ -188,6 +192,29 @@ def test_only_whole_checkpoints_come_back_and_the_last_two_stay(
     assert bring(links, home) == PulledCheckpoints(steps=[8, 6], notes=[])
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-6", "step-8"]
     assert newest_good(home).step == 8
+
+
+def test_a_link_in_the_place_of_a_folder_is_not_followed_when_a_part_is_sent(
+    links: list[PodLink], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    save(links, 2)
+    bring(links, home)
+    chosen = newest_good(home)
+    sent: list[tuple[str, bytes]] = []
+    pod: Any = SimpleNamespace(put_file=lambda file, to: sent.append((to, file.read_bytes())))
+    send_checkpoint(pod, chosen, [0, 1], PurePosixPath("/pod/resume"))
+    names = ("manifest.json", "state.safetensors")
+    places = [f"/pod/resume/rank-{rank}/{name}" for rank in (0, 1) for name in names]
+    assert [to for to, _ in sent] == places
+    assert sent[1][1] == random.Random(2).randbytes(3000)
+    sent.clear()
+    step = home / "checkpoints" / "step-2"
+    step.rename(tmp_path / "elsewhere")
+    step.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError):
+        send_checkpoint(pod, chosen, [0, 1], PurePosixPath("/pod/resume"))
+    assert not sent
 
 
 def test_a_pod_that_is_gone_costs_only_what_was_not_here_yet(

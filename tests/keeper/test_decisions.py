@@ -15,7 +15,8 @@ import pytest
 from tests.support.runstores import decisions_in, empty
 from workbench.base.redact import Redactor
 from workbench.keeper.decisions import DecisionLog
-from workbench.rundir.register.store import DecisionKind
+from workbench.pods.pod import Pod
+from workbench.rundir.register.store import DecisionKind, Registration, create_store, remove_store
 
 LIFE: Sequence[tuple[DecisionKind, int]] = [
     (DecisionKind.SUBMITTED, 0),
@@ -80,6 +81,26 @@ def test_a_run_that_is_over_stays_over(late: DecisionKind, tmp_path: Path) -> No
     run = replayed(tmp_path / "log").of("a")
     assert run is not None
     assert (run.over, run.outcome["state"], run.attempt) == (True, "succeeded", 2)
+
+
+def test_the_next_keeper_finds_the_pods_as_they_were_last(tmp_path: Path) -> None:
+    pods = [Pod(name="pod-0", root="/token/pod-0"), Pod(name="pod-1", address="127.0.0.3")]
+    first = [pod.to_dict() for pod in pods]
+    log = DecisionLog(tmp_path / "log", Redactor({"TOKEN": "token"}))
+    log.set_pods(first)
+    assert log.pods == (), "before the store is read, nothing is known of the cluster"
+    create_store(tmp_path / "log", Registration(path="/c"))
+    log.replay()
+    log.set_pods(first)
+    assert replayed(tmp_path / "log").pods == first
+    replaced = [pods[0].to_dict(), Pod(name="pod-1", address="127.0.0.4").to_dict()]
+    remove_store(tmp_path / "log")
+    log.set_pods(replaced)
+    assert replayed(tmp_path / "log").pods == replaced
+    damaged = bytearray((tmp_path / "log").read_bytes())
+    damaged[damaged.index(b"127.0.0.4") + 8] ^= 1
+    (tmp_path / "log").write_bytes(damaged)
+    assert replayed(tmp_path / "log").pods == replaced[:1]
 
 
 def test_pods_of_a_run_are_those_of_its_last_attempt(tmp_path: Path) -> None:

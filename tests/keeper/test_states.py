@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.keeper.decisions import RunDecisions
+from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.policy import AttemptEnd, Outcome
+from workbench.keeper.run.runner import Runner
 from workbench.keeper.run.states import (
     ANYWHERE,
     TRANSITIONS,
@@ -104,6 +107,18 @@ def test_the_page_names_the_state_in_which_the_next_keeper_continues() -> None:
     page = STRUCTURE.read_text()
     found = page[page.index("| last decision | state |") :].split("\n\n")[0].splitlines()[2:]
     assert found == table(rows), "\n".join(table(rows))
+
+
+@pytest.mark.parametrize("of", [Runner, Attempt])
+def test_no_flag_of_a_runner_or_an_attempt_stands_for_a_state(of: type) -> None:
+    flags = []
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(of)))):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Constant(value=bool())):
+                flags.append(name)
+            case ast.AnnAssign(target=ast.Attribute(attr=name), annotation=ast.Name(id="bool")):
+                flags.append(name)
+    assert flags == [], "a state of `states` says where the run stands"
 
 
 def test_every_phase_is_reached_and_left_until_the_run_ends() -> None:

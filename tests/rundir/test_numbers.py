@@ -6,7 +6,7 @@ import json
 import resource
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.eventlines import format_event
 from tests.support.examples import tries
 from tests.support.writtenrun import write_run
+from workbench.base.files import write_json
 from workbench.base.process import rank_log
 from workbench.rundir import events
 from workbench.rundir import journal as journal_module
@@ -26,14 +27,17 @@ from workbench.rundir.events import (
     Event,
     EventKind,
     Events,
+    EventTail,
     log,
     read_events,
+    recorded_line,
 )
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.view import RunView
 
 RANKS = (0, 1)
 
@@ -47,6 +51,39 @@ def no_file_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def figures_of(events: Iterable[Event]) -> set[tuple[object, ...]]:
+    return {(each.time_s, each.rank, each.kind, each.data.get("step")) for each in events}
+
+
+@given(at=st.integers(0, 1 << 20), bits=st.integers(1, 255))
+def test_no_flipped_bit_changes_an_event_that_is_read(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bits: int
+) -> None:
+    path = tmp_path_factory.mktemp("flipped") / "events.jsonl"
+    written = [
+        Event(time_s=1.5, rank=0, kind="step", data={"step": 12, "crc": 3}),
+        Event(time_s=2.5, rank=0, kind="step", data={"step": 34}),
+    ]
+    data = bytearray("".join(map(recorded_line, written)).encode())
+    path.write_bytes(data)
+    tail = EventTail(path)
+    assert (list(tail.read()), tail.damaged) == (written, 0)
+    data[at % len(data)] ^= bits
+    path.write_bytes(data)
+    assert figures_of(EventTail(path).read()) <= figures_of(written)
+
+
+def test_the_panel_of_an_ended_run_counts_its_damaged_events(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    journal = Journal(run.paths)
+    for step in (1, 2, 3):
+        journal.event(Event(time_s=step, rank=0, kind=EventKind.STEP, data={"loss": 0.5 + step}))
+    run.paths.events.write_text(run.paths.events.read_text().replace("2.5", "2.4"))
+    write_json(run.paths.result, {"state": RunState.SUCCEEDED, "message": "all ranks finished"})
+    view = RunView(run.paths.root)
+    assert view.hint == f"1 line of {run.paths.events} left out: the checksums are wrong"
 
 
 def told(rank: int, **data: object) -> str:

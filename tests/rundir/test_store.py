@@ -31,6 +31,7 @@ from workbench.rundir.register.store import (
     close_store,
     create_store,
     journal_of,
+    pods_in,
     read_store,
     registration_in,
     remove_store,
@@ -41,6 +42,7 @@ from workbench.rundir.register.store import (
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 ENTRY = Registration(path="/c", inode=7, device=8, boot="b", spec={"count": 2, "ü": None})
+PODS = [{"name": "pod-0", "address": "127.0.0.2"}, {"name": "pod-1", "address": "127.0.0.3"}]
 A, B = KnownRun(id="a", path=Path("/runs/a")), KnownRun(id="b", path=Path("/runs/b"))
 
 
@@ -51,7 +53,7 @@ def decision(run: str = "a", what: DecisionKind = DecisionKind.STAGED, **facts: 
 def written(path: Path, count: int = 5) -> list[Decision]:
     decisions = [decision(number=number) for number in range(count)]
     create_store(path, ENTRY)
-    write_store(path, runs=[A, B], decisions=decisions, first=1)
+    write_store(path, runs=[A, B], decisions=decisions, first=1, pods=PODS)
     return decisions
 
 
@@ -64,6 +66,9 @@ def test_what_was_written_is_read_in_order(tmp_path: Path) -> None:
     assert contents.is_whole
     assert list(contents.runs) == [A, B] == list(runs_in(path))
     assert list(contents.decisions) == [*decisions, more]
+    assert contents.pods == PODS == pods_in(path)
+    write_store(path, runs=[], decisions=[], first=7, pods=PODS[1:])
+    assert pods_in(path) == PODS[1:]
     assert contents.registration == ENTRY
     close_store(path)
     close_store(path)

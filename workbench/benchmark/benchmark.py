@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from types import NoneType
 
 from workbench.base.display_protocol import Displayable, follow
-from workbench.base.errors import ConfigError, RunError, suggests
+from workbench.base.errors import ConfigError, RunError, check_type, suggests
 from workbench.base.files import user_path
 from workbench.benchmark.finished_rows import FinishedRows
 from workbench.benchmark.forecast import (
@@ -114,6 +115,7 @@ class Benchmark(Displayable):
         Raises:
             ConfigError: A file is missing, is no JSON, or asks for something unknown.
         """
+        check_type("Benchmark.from_specs", specs, Iterable, "a list of paths")
         made = []
         for file in specs:
             spec = RunSpec.load(user_path(file))
@@ -141,6 +143,7 @@ class Benchmark(Displayable):
             cluster: Cluster for the runs, started or not. Default: pods of the benchmark's options,
                 on this machine.
         """
+        check_type("forecast", cluster, (Cluster, NoneType), "a Cluster")
         spec = (
             cluster.spec
             if cluster is not None
@@ -180,6 +183,7 @@ class Benchmark(Displayable):
             Stopped: The user interrupted; the current row is cancelled, and `result` holds the rows
                 so far.
         """
+        check_type("Benchmark.run", cluster, Cluster, "a Cluster")
         self._check(cluster)
         schedule = Schedule(
             self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force

@@ -114,6 +114,7 @@ class Cluster(LiveDisplayable, Submission):
         Raises:
             ConfigError: The backend is unknown or refuses its options.
         """
+        check_type("Cluster.from_spec", spec, ClusterSpec, "the specification of a cluster")
         cluster = cls(backend_from_dict(spec.backend), spec.pods, count=spec.count, path=path)
         cluster.spec = spec
         return cluster

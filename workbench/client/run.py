@@ -7,11 +7,20 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from workbench.base.display_protocol import LiveDisplayable, as_live, follow
-from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError, one_of
+from workbench.base.errors import (
+    ConfigError,
+    RunError,
+    Unreadable,
+    WorkbenchError,
+    check_type,
+    one_of,
+)
 from workbench.base.files import is_missing, read_text
 from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
@@ -142,6 +151,7 @@ class Run(LiveDisplayable):
         Raises:
             ConfigError: The run has not reported the number, or an argument does not fit the plot.
         """
+        check_type("plot", name, str, "the name of a number")
         options = PlotOptions(x=x, log=log, steps=steps, smooth=smooth)
         return RunPlot(self.paths.root, name, options)
 
@@ -273,6 +283,8 @@ class Run(LiveDisplayable):
             RunError: The run has no such rank, or the log cannot be read.
         """
         self._check_log(rank, stream)
+        check_type("logs(tail=…)", tail, (int, NoneType), "a number of lines, or None for all")
+        check_type("logs(most_bytes=…)", most_bytes, int, "a number of bytes")
         try:
             by_attempt, left_out = read_logs(
                 self.paths, rank, _streams(stream), tail, max(0, most_bytes)
@@ -385,6 +397,7 @@ class Run(LiveDisplayable):
             TimeoutError: The time is over; the run continues.
             Detached: An interrupt came (the notebook's stop button); the run continues.
         """
+        check_type("wait(timeout_s=…)", timeout_s, (Real, NoneType), "seconds, or None")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         successors = _SUCCESSORS
         asked_s = time.monotonic()

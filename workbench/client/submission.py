@@ -12,7 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from workbench.base.errors import ConfigError, DiskFull, RunError, RunFailed, suggests
+from workbench.base.errors import (
+    ConfigError,
+    DiskFull,
+    RunError,
+    RunFailed,
+    check_type,
+    shortened,
+    suggests,
+)
 from workbench.base.files import check_working_directory, write_json
 from workbench.base.files.folders import remove_folder
 from workbench.base.messages.wire import Unanswered, ask
@@ -152,7 +160,7 @@ class Submission:
             Detached: An interrupt came; the run continues.
         """
         if not callable(function):
-            raise ConfigError(f"{function!r} is not a function")
+            raise ConfigError(f"{shortened(function)} is not a function")
         whole = list(items)
 
         # The user's module and name: a function of an own module takes the module along.
@@ -255,6 +263,7 @@ class Submission:
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None
     ) -> PreparedRun:
+        check_type("the call", job, (Job, Function), "a job, such as FineTune(…) or Script(…)")
         check_working_directory()
         status = cluster_status(self.path)
         script = as_script(job, self.path / "functions", status.pods)

@@ -39,7 +39,6 @@ from workbench.rundir.register.registered import (
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    STATELESS,
     UNKNOWN,
     ClusterStatus,
     cluster_status,
@@ -216,8 +215,6 @@ def end_broken_off(cluster: Path) -> str:
 
 
 def _broken_off(status: ClusterStatus) -> str:
-    if status.message == STATELESS:
-        return STATELESS
     match status.last_phase:
         case "starting" if not status.pods:
             return "its keeper died before its pods were there"

@@ -404,8 +404,10 @@ def send_checkpoint(
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
             continue
-        for path in records.files_in(part):
-            link.put_file(path, str(target / f"rank-{rank}" / path.name))
+        # No link in the run's directory is followed, also none that was made after the checks.
+        with pinned_folder(part, part.parents[3]) as folder:
+            for path in records.files_in(part):
+                link.put_file(folder / path.name, str(target / f"rank-{rank}" / path.name))
 
 
 def missing_parts(

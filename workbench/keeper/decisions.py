@@ -1,4 +1,4 @@
-"""A keeper's decisions about its runs. A new keeper replays the decisions of the dead one."""
+"""A keeper's pods and decisions about its runs. A new keeper replays those of the dead one."""
 
 from __future__ import annotations
 
@@ -121,6 +121,8 @@ class DecisionLog:
         # All that was decided, to write the store again if another program removes it.
         self._decisions: list[Decision] = []
         self._written = 0
+        self._pods: Sequence[Json] = ()
+        self._written_pods: Sequence[Json] = ()
         self._is_late = False
         self.registration = Registration()
         """Entry of the cluster, after `replay`."""
@@ -131,6 +133,12 @@ class DecisionLog:
         """State of every run by id, in the order of submission."""
         with self._lock:
             return dict(self._runs)
+
+    @property
+    def pods(self) -> Sequence[Json]:
+        """JSON form of the cluster's pods, in rank order."""
+        with self._lock:
+            return self._pods
 
     def of(self, run: str) -> RunDecisions | None:
         with self._lock:
@@ -152,6 +160,7 @@ class DecisionLog:
             self.registration = contents.registration
             self._decisions = list(contents.decisions)
             self._written = len(self._decisions)
+            self._pods = self._written_pods = contents.pods
             self._runs = replay(contents)
             if not contents.is_whole:
                 set_aside(self._path)
@@ -175,13 +184,21 @@ class DecisionLog:
             self._decisions.append(decision)
             self._write()
 
+    def set_pods(self, pods: Sequence[Json]) -> None:
+        """Replace the pods of the store, after `replay`. A failed write is repeated later."""
+        with self._lock:
+            if self.registration.path:
+                self._pods = pods
+                self._write()
+
     def keep(self) -> None:
         """Write late decisions, or all if another program removed the store. Raises nothing."""
         with self._lock:
             self._write()
 
     def _write(self) -> None:
-        if self._written == len(self._decisions) and os.path.lexists(self._path):
+        is_written = self._written == len(self._decisions) and self._written_pods == self._pods
+        if is_written and os.path.lexists(self._path):
             return
         try:
             try:
@@ -208,15 +225,16 @@ class DecisionLog:
         if not os.path.lexists(self._path):
             logger.warning("%s was removed; all decisions are written again", self._path)
             runs = [KnownRun(id=run.run, path=run.path) for run in self._runs.values()]
-            create_store(self._path, self.registration, runs, self._decisions)
-            self._written = len(self._decisions)
-            return
-        late = self._decisions[self._written :]
-        names = dict.fromkeys(decision.run for decision in late)
-        write_store(
-            self._path,
-            runs=[KnownRun(id=name, path=self._runs[name].path) for name in names],
-            decisions=late,
-            first=self._written + 1,
-        )
+            create_store(self._path, self.registration, runs, self._decisions, self._pods)
+        else:
+            late = self._decisions[self._written :]
+            names = dict.fromkeys(decision.run for decision in late)
+            write_store(
+                self._path,
+                runs=[KnownRun(id=name, path=self._runs[name].path) for name in names],
+                decisions=late,
+                first=self._written + 1,
+                pods=None if self._pods == self._written_pods else self._pods,
+            )
         self._written = len(self._decisions)
+        self._written_pods = self._pods

@@ -186,6 +186,8 @@ class Keeper:
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._log.replay()
+        # The store has the pods as they are. The state file masks secrets, also in paths.
+        self._fleet.pods = ClusterStatus.read({"pods": self._log.pods}).pods or self._fleet.pods
         self._fleet.adopt()
         self._runners, self._failed_runs = inherited_runs(
             self._fleet, self._redact, before, self._log
@@ -411,12 +413,14 @@ class Keeper:
         self._write_state()
 
     def _write_state(self) -> None:
+        pods = [pod.to_dict() for pod in self._fleet.pods]
+        self._log.set_pods(pods)
         state = {
             "phase": self._phase,
             "message": self._message,
             "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
             "error": self._error,
-            "pods": [pod.to_dict() for pod in self._fleet.pods],
+            "pods": pods,
             "arrived": [pod.to_dict() for pod in self._fleet.arrived],
             **self._process,
             "ready_s": self._ready_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
 _BLOCK_BYTES = 1 << 20
 _LARGEST_NUMBER = 1 << 53
+_CRC = b', "crc": '
 OWN_NAMES = frozenset({"time_s", "rank", "kind", "attempt", "offset", "printed_by"})
 """Names of an event's own fields. Data of these names are not kept."""
 
@@ -303,9 +305,11 @@ def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event |
 
 
 class EventTail:
-    """Read an `events.jsonl` from the end of the previous read."""
+    """Read an `events.jsonl` from the end of the previous read. Damaged lines are left out."""
 
     def __init__(self, path: Path, last_bytes: int | None = None):
+        self.damaged = 0
+        """Number of lines so far whose checksum is wrong."""
         self._path = path
         self._offset = 0
         if last_bytes is not None and path.exists():
@@ -319,8 +323,25 @@ class EventTail:
             file.seek(self._offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
-                yield from filter(None, map(event_of, records_in(lines)))
+                whole = [content for line in lines if (content := _checked(line)) is not None]
+                self.damaged += len(lines) - len(whole)
+                yield from filter(None, map(event_of, records_in(whole)))
             self._offset = file.tell() - len(rest)
+
+
+def recorded_line(event: Event) -> str:
+    """Return the line of an `events.jsonl`: the event's JSON object with a checksum as `crc`."""
+    content = event.to_json().encode()
+    return (content[:-1] + _CRC + b"%d}\n" % zlib.crc32(content)).decode()
+
+
+def _checked(line: bytes) -> bytes | None:
+    """Return a line without its checksum, if any. None: the checksum is wrong."""
+    content, mark, crc = line.rpartition(_CRC)
+    if not mark:
+        return line
+    content += b"}"
+    return content if crc == b"%d}" % zlib.crc32(content) else None
 
 
 def read_events(path: Path) -> Iterator[Event]:

@@ -19,7 +19,7 @@ from workbench.base.files.gate import make_folders
 from workbench.base.record.tolerant import TolerantRecord
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
-from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events
+from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events, recorded_line
 from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.figures.samples import Sample, SampleFile
 from workbench.rundir.output.missing import missing_events
@@ -215,7 +215,7 @@ class Journal:
         return event
 
     def _line(self, event: Event) -> str:
-        return replace(event, data=self._redact.json(event.data)).to_json() + "\n"
+        return recorded_line(replace(event, data=self._redact.json(event.data)))
 
     def sample(self, sample: Sample) -> None:
         """Record a sample of a pod's memory. A failed write is repeated with a later sample."""
@@ -426,27 +426,17 @@ class Journal:
         if not remark or not result:
             return
         message = self._redact(f"{result.get('message')}; {remark}")
-        amended = {**result}
-        if facts:
-            amended.update(facts)
-        amended["message"] = message
-        write_json(self._paths.result, amended)
-        state = read_json(self._paths.state)
-        write_json(self._paths.state, {**state, "message": message})
+        self._rewrite({**result, **(facts or {})}, {"message": message})
 
     def mend(self, message: str, facts: Mapping[str, object]) -> None:
         """Mark a run as succeeded if only its results were missing."""
         self.sync()
-        mended = {"state": RunState.SUCCEEDED, "message": message}
-        result = {
-            **read_json(result_file(self._paths)),
-            **facts,
-            **mended,
-            "error": None,
-        }
-        write_json(self._paths.result, result)
-        state = read_json(self._paths.state)
-        write_json(self._paths.state, {**state, **mended})
+        result = {**read_json(result_file(self._paths)), **facts, "error": None}
+        self._rewrite(result, {"state": RunState.SUCCEEDED, "message": message})
+
+    def _rewrite(self, result: Mapping[str, object], outcome: Mapping[str, object]) -> None:
+        write_json(self._paths.result, {**result, **outcome})
+        write_json(self._paths.state, {**read_json(self._paths.state), **outcome})
 
     def _close_scalars(self) -> None:
         try:

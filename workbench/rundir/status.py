@@ -45,14 +45,12 @@ from workbench.rundir.register.registered import (
     known_cluster_of,
     was_taken,
 )
-from workbench.rundir.register.store import outcome_in, registration_in
+from workbench.rundir.register.store import outcome_in, pods_in, registration_in
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"
 """Phase of a cluster that cannot be read at the moment. A later read may succeed."""
-STATELESS = "its state file is gone or damaged"
-"""Message of a lost cluster that only its store knows."""
 _POD = TypeAdapter(Pod)
 _SILENCE_S = 20.0
 _SETTLE_S = 10.0
@@ -148,7 +146,10 @@ def cluster_status(root: Path) -> ClusterStatus:
         return replace(status, phase="lost")
     if not raw and (entry := registration_in(paths.store)) is not None and not entry.is_closed:
         # The store says that the cluster was started and never closed.
-        return replace(status, phase="lost", message=STATELESS, host=socket.gethostname())
+        pods = _read_pods(pods_in(paths.store))
+        before = "ready" if pods else "starting"
+        host = socket.gethostname()
+        return replace(status, phase="lost", last_phase=before, pods=pods, host=host)
     return status
 
 
@@ -345,11 +346,9 @@ def message_of(paths: RunPaths, state: RunState) -> str:
 
 def unknown_words(paths: RunPaths) -> str:
     """Return the reason for a run's unknown state, in words."""
-    try:
-        _state_of(paths, is_keeper_alive)
-    except RunError as error:
-        return f"{error}; the run may well continue, and the next look tries again"
-    return "the state of the run could not be read a moment ago; the next look tries again"
+    _, problem = state_or_problem(paths)
+    passed = "the state of the run could not be read a moment ago; the next look tries again"
+    return problem or passed
 
 
 def state_or_problem(

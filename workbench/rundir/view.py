@@ -13,6 +13,7 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import as_float, as_int, as_str
+from workbench.base.words import pluralize
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures import metrics
@@ -221,7 +222,9 @@ class RunView:
             self.result = ResultRecord.load(self.paths.root)
             self.state = state
             self.message = self.result.message
-            self.hint = ""
+            damaged = pluralize(self._events.damaged, "line")
+            left_out = f"{damaged} of {self.paths.events} left out: the checksums are wrong"
+            self.hint = left_out if self._events.damaged else ""
             self.hosts = self.result.hosts or self.hosts
             return
         raw = read_json(self.paths.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -21,13 +22,18 @@ from workbench.base.errors import RunError
 from workbench.base.files import write_json
 from workbench.base.package import file_digest
 from workbench.base.process import activity, is_alive, process_start_time
-from workbench.finetune.answers.ask import compare_predictions, predict
+from workbench.finetune.answers.ask import chat, compare_predictions, predict
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.answers.server import ModelServer, check_model, close_all, server_of
 from workbench.finetune.data.sources.dataset import prepare
 from workbench.finetune.data.wikisql.datasets import Mini
+from workbench.finetune.export.folder import SHARD, export, merge
+from workbench.finetune.export.gguf import check_gguf
+from workbench.finetune.export.push import push
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.lm_eval.evaluate import evaluate
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import ResultRecord
 
 A = [Question(source="a")]
 MAKE = """
@@ -117,6 +123,44 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path) 
     weights.unlink()
     with pytest.raises(RunError, match="cannot be read"):
         check_model(paths)
+
+
+USES: dict[str, Callable[[RunPaths, Path], object]] = {
+    "predict": lambda paths, _: predict(as_run(paths), [{"source": "a"}]),
+    "compare": lambda paths, _: compare_predictions([as_run(paths), as_run(paths)]),
+    "chat": lambda paths, _: chat(as_run(paths)),
+    "export": lambda paths, to: export(paths, to, dtype=None, merged=True, max_shard_size="5GB"),
+    "gguf": lambda paths, _: check_gguf(
+        paths, "f16", dtype="bf16", merged=True, max_shard_size=SHARD
+    ),
+    "merge": merge,
+    "push": lambda paths, _: push(
+        ResultRecord.at(paths.root, {"state": "succeeded"}),
+        "me/model",
+        private=True,
+        token=None,
+        dtype=None,
+        merged=True,
+    ),
+    "evaluate": lambda paths, _: evaluate(
+        paths, ["arc_easy"], cluster=None, pods=None, progress=False
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_damaged_weights_are_used_by_nothing(use: str, tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", "zero1", peft="lora")
+    paths.model.mkdir()
+    (paths.model / "adapter_config.json").write_text("{}")
+    weights = paths.model / "adapter_model.safetensors"
+    weights.write_bytes(b"weightz")
+    # Of the same size: only the digest tells.
+    digest = hashlib.sha256(b"weights").hexdigest()
+    write_json(paths.manifest, {"model/adapter_model.safetensors": digest})
+    with pytest.raises(RunError, match=sentence("has another SHA-256 of the weights")):
+        USES[use](paths, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_model_with_more_layers_than_any_other_is_refused_before_anything_starts(

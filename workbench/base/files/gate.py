@@ -11,7 +11,9 @@ lies below a further folder.
 Not promised: a time limit. A hanging network file system also holds the calling thread, because the
 kernel cannot interrupt a read from a regular file. Not promised either: the content. A program with
 access to the folder may change a file during a read. `library` checks a folder before a library
-opens the files by name, and a link made after the check is followed.
+opens the files by name, and a link made after the check is followed. A hard link is a file like any
+other: backups have many, and Linux lets no user link a file that the user may not write
+(`fs.protected_hardlinks`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError, RunError, check_type
 from workbench.base.files import read_json
 from workbench.base.json_values import as_int, get_object
 from workbench.finetune.data.column_checks import check_media
@@ -67,6 +67,7 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
             raise ConfigError("rows is a single chat; give a list of chats, each a list of turns")
         case str() | Mapping():
             raise ConfigError("rows is a single row; give a list of rows")
+    check_type("predict", rows, Iterable, "a list of rows")
     return [_question(row, f"rows[{number}]", own) for number, row in enumerate(rows)]
 
 

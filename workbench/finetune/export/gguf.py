@@ -107,10 +107,10 @@ def export_gguf(paths: RunPaths, folder: str | Path, gguf: str) -> Export:
     )
 
 
-def _check_type(gguf: str) -> None:
+def _check_type(gguf: object) -> None:
     if gguf in get_args(GgufType):
         return
-    if _QUANTIZED.fullmatch(gguf):
+    if isinstance(gguf, str) and _QUANTIZED.fullmatch(gguf):
         raise ConfigError(
             f"gguf {gguf!r} takes llama.cpp's own quantizer. Export with gguf='f16' or 'bf16', "
             f"then run: llama-quantize FOLDER/model-f16.gguf FOLDER/model-{gguf.lower()}.gguf "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, overload
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, check_type
 from workbench.client import cluster as client
 from workbench.client.run import Run
 from workbench.finetune.job.finetune import FineTune
@@ -80,6 +81,7 @@ class Cluster(client.Cluster):
         from workbench.finetune.plan.plan import plan
 
         self._check_ready()
+        check_type("plan(pods=…)", pods, (int, NoneType), "a number of pods, or None for all")
         if pods is not None and not 1 <= pods <= self.spec.count:
             raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
         taken = list(self.pods)[:pods]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
+from workbench.base.errors import check_type
 from workbench.client.run import Run
 from workbench.finetune.notebook.result import FineTuneResult
 
@@ -76,6 +78,7 @@ class FineTuneRun(Run):
         """
         from workbench.finetune.answers.ask import chat
 
+        check_type("chat(beside=…)", beside, (FineTuneRun, NoneType), "a run of a fine-tuning job")
         return chat(self, before=before, beside=beside, system=system)
 
     def evaluate(

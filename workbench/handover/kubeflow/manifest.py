@@ -73,7 +73,7 @@ class Manifest(Displayable):
 
 def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     """Build the manifests of a run; see `Run.manifest`."""
-    if kind not in KINDS:
+    if kind not in tuple(KINDS):
         raise one_of("manifest kind", kind, tuple(KINDS))
     job_kind = KINDS[kind]
     _refuse_unused(given)

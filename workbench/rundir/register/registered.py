@@ -153,8 +153,9 @@ def is_tidied(cluster: Path) -> bool:
 def cluster_of(paths: RunPaths) -> Path:
     """Return the cluster named by a trusted record of a run, or else the run's own directory.
 
-    The record is trusted if the cluster lies beside the run. Otherwise the cluster must be the
-    user's and know the run, or the user's run must still wait for its keeper.
+    Every cluster has a store of its own, so the record says which store is asked for the run. The
+    record is trusted alone if the cluster lies beside the run: a reader on another machine, or of
+    another person's directory, has no store. A run that still waits for its keeper is in no store.
     """
     try:
         return known_cluster_of(paths)

@@ -1,4 +1,4 @@
-"""The store of a cluster in one SQLite file: owner, runs and decisions.
+"""The store of a cluster in one SQLite file: owner, pods, runs and decisions.
 
 The file lies in the user's private folder, where only the user writes. So the file also proves the
 owner. The start of the cluster makes the file, the keeper is the only writer afterwards, and
@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from workbench.base.errors import RunError, Unreadable
 from workbench.base.files import is_missing
+from workbench.base.json_values import Json
 from workbench.rundir.format import FORMAT, check_format
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ CREATE TABLE cluster (
     path TEXT NOT NULL, inode INTEGER NOT NULL, device INTEGER NOT NULL, boot TEXT NOT NULL,
     spec TEXT NOT NULL, is_closed INTEGER NOT NULL, crc INTEGER NOT NULL
 );
+CREATE TABLE pod (facts TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE run (id TEXT NOT NULL UNIQUE, path BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE decision (
     n INTEGER PRIMARY KEY, time_s REAL NOT NULL, run TEXT NOT NULL, what TEXT NOT NULL,
@@ -123,6 +125,8 @@ class Contents:
 
     registration: Registration | None = None
     """None: the store is missing, or this row is damaged."""
+    pods: Sequence[Json] = ()
+    """JSON form of the pods, with the platform's names and addresses, in rank order."""
     runs: Sequence[KnownRun] = ()
     """Runs in the order of submission."""
     decisions: Sequence[Decision] = ()
@@ -135,6 +139,7 @@ def create_store(
     registration: Registration,
     runs: Sequence[KnownRun] = (),
     decisions: Sequence[Decision] = (),
+    pods: Sequence[Json] = (),
 ) -> None:
     """Replace an earlier store. The new store is whole from the first moment at the path.
 
@@ -148,6 +153,7 @@ def create_store(
             store.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT};")
             with store:
                 _add(store, "INSERT INTO cluster", [_row_of_registration(registration)])
+                _add(store, "INSERT INTO pod", map(_row_of_pod, pods))
                 _add(store, "INSERT INTO run", map(_row_of_run, runs))
                 rows = map(_row_of_decision, count(1), decisions)
                 _add(store, "INSERT INTO decision", rows)
@@ -185,11 +191,17 @@ def remove_store(path: Path) -> None:
 
 
 def write_store(
-    path: Path, *, runs: Sequence[KnownRun], decisions: Sequence[Decision], first: int
+    path: Path,
+    *,
+    runs: Sequence[KnownRun],
+    decisions: Sequence[Decision],
+    first: int,
+    pods: Sequence[Json] | None = None,
 ) -> None:
     """Add decisions, numbered from `first`, with the runs: all or none. The disk has all then.
 
-    A present number is replaced, so a write may be repeated.
+    A present number is replaced, so a write may be repeated. `pods` replace all pods; None: the
+    pods stay.
 
     Raises:
         OSError: The store takes nothing at the moment.
@@ -200,6 +212,9 @@ def write_store(
             _add(store, "INSERT OR IGNORE INTO run", map(_row_of_run, runs))
             rows = map(_row_of_decision, count(first), decisions)
             _add(store, "INSERT OR REPLACE INTO decision", rows)
+            if pods is not None:
+                store.execute("DELETE FROM pod")
+                _add(store, "INSERT INTO pod", map(_row_of_pod, pods))
         try:
             _make_room(store, path)
         except sqlite3.Error as error:
@@ -219,15 +234,15 @@ def read_store(path: Path) -> Contents:
         Unreadable: The store cannot be read at the moment.
         RunError: The store has another format.
     """
-    (clusters, runs, decisions), is_whole = _read(path, "cluster", "run", "decision")
+    (clusters, pods, runs, decisions), is_whole = _read(path, "cluster", "pod", "run", "decision")
     contents = Contents(
         registration=next(_whole(clusters, _registration_of_row), None),
+        pods=list(_whole(pods, _pod_of_row)),
         runs=list(_whole(runs, _run_of_row)),
         decisions=list(_whole(decisions, _decision_of_row)),
     )
-    rows = len(runs) + len(decisions) + len(clusters)
-    found = len(contents.runs) + len(contents.decisions) + (contents.registration is not None)
-    if is_whole and found == rows:
+    rows = [*clusters, *pods, *runs, *decisions]
+    if is_whole and all(map(_is_whole, rows)):
         return contents
     logger.warning("%s is damaged; the damaged rows are left out", path)
     return replace(contents, is_whole=False)
@@ -237,6 +252,12 @@ def registration_in(path: Path) -> Registration | None:
     """Return the entry of the cluster; None for a missing store. Raises as `read_store`."""
     ((rows,), _) = _read(path, "cluster")
     return next(_whole(rows, _registration_of_row), None)
+
+
+def pods_in(path: Path) -> Sequence[Json]:
+    """Return the JSON form of the cluster's pods. Raises as `read_store`."""
+    ((rows,), _) = _read(path, "pod")
+    return list(_whole(rows, _pod_of_row))
 
 
 def known_runs(path: Path) -> Sequence[KnownRun]:
@@ -377,6 +398,15 @@ def _registration_of_row(row: _Row) -> Registration | None:
                 is_closed=bool(is_closed),
             )
     return None
+
+
+def _row_of_pod(pod: Json) -> _Row:
+    return _with_crc(json.dumps(pod, default=str))
+
+
+def _pod_of_row(row: _Row) -> Json:
+    pod: Json = json.loads(str(row[0]))
+    return pod
 
 
 def _row_of_run(run: KnownRun) -> _Row:
