@@ -47,7 +47,7 @@ from workbench.base.process import (
     pod_of,
     process_start_time,
     process_table,
-    status,
+    status_of,
     with_mark,
     world,
 )
@@ -237,7 +237,7 @@ def test_this_process_is_read_as_the_system_knows_it() -> None:
     assert find(os.getpid()) == this and this.is_alive()
     assert process_table()[os.getpid()] == this
     assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert status()["Pid"] == str(os.getpid())
+    assert status_of()["Pid"] == str(os.getpid())
     own = world()
     assert own["Uid"].split()[0] == str(os.getuid())
     assert {"Gid", "CapEff", "NoNewPrivs", "Cpus_allowed", "namespace pid", "control group"} <= {
@@ -310,7 +310,7 @@ def test_handlers_of_signals_are_seen_one_by_one() -> None:
 def test_control_groups_are_listed_by_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     assert control_groups(NOBODY_S_PID) == {}
     lines = "5:cpu,cpuacct:/docker/a\n4:pids:/\n0::/b:c\n"
-    monkeypatch.setattr(Path, "read_text", lambda _self, **_options: lines)
+    monkeypatch.setattr(process, "kernel_text", lambda _path: lines)
     assert control_groups() == {"cpu": "docker/a", "cpuacct": "docker/a", "pids": "", "": "b:c"}
 
 

@@ -31,7 +31,15 @@ from workbench.base.files import (
 )
 from workbench.base.files.locks import is_locked
 from workbench.base.json_values import Json, as_list, as_str
-from workbench.base.process import Process, activity, boot_id, is_alive, process_table
+from workbench.base.process import (
+    Process,
+    activity,
+    boot_id,
+    is_alive,
+    kernel_text,
+    process_table,
+    status_of,
+)
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import mask_secrets
 from workbench.base.words import printable
@@ -197,12 +205,12 @@ def keeper_process(root: Path) -> Process | None:
 
     None: no keeper.
     """
-    words = b"\0".join([b"-m", entries.KEEPER.encode(), os.fsencode(root), b""])
+    words = "\0".join(["-m", entries.KEEPER, str(root), ""])
     for process in process_table().values():
-        with suppress(OSError):
-            proc = Path(f"/proc/{process.pid}")
-            if proc.stat().st_uid == os.getuid() and words in (proc / "cmdline").read_bytes():
-                return process
+        # Another user may run a process with the same words.
+        own = status_of(process.pid).get("Uid", "").split()[:1] == [str(os.getuid())]
+        if own and words in kernel_text(f"/proc/{process.pid}/cmdline"):
+            return process
     return None
 
 

@@ -23,6 +23,7 @@ from workbench.agent.site.setup import setup_variables
 from workbench.base.errors import RunError
 from workbench.base.machine.limits import cores, memory_gib, most_memory_gib
 from workbench.base.messages.wire import ask
+from workbench.base.process import kernel_link, process_table
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
@@ -114,11 +115,7 @@ def clear_stale_locks() -> None:
 
 
 def _working_folders() -> set[str]:
-    folders = set()
-    for process in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):  # another user's, or gone
-            folders.add(str(process.readlink()))
-    return folders
+    return {kernel_link(f"/proc/{pid}/cwd") for pid in process_table()}
 
 
 def _room(folder: Path) -> dict[str, float] | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError
 from workbench.base.machine.seats import gpus_here
-from workbench.base.process import control_groups
+from workbench.base.process import control_groups, kernel_link, kernel_text
 
 _PORTS = range(20_000, 32_000)  # below the ports that Linux hands to outgoing connections
 _LISTENING = "0A"
@@ -68,9 +68,8 @@ def port_holder(address: str, port: int) -> int | None:
     inodes = set(_listening_inodes(address, port))
     # `Path.glob` raises when a process ends.
     for link in glob.iglob("/proc/[0-9]*/fd/*") if inodes else ():  # noqa: PTH207
-        with contextlib.suppress(OSError):
-            if os.readlink(link) in inodes:  # noqa: PTH115
-                return int(link.split("/")[2])
+        if kernel_link(link) in inodes:
+            return int(link.split("/")[2])
     return None
 
 
@@ -104,21 +103,18 @@ def _listening_inodes(address: str, port: int) -> Iterator[str]:
         f"{0:032X}:{port:04X}",
     }
     for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[1] in wanted and words[3] == _LISTENING:
-                    yield f"socket:[{words[9]}]"
+        for line in kernel_text(f"/proc/net/{table}").splitlines()[1:]:
+            words = line.split()
+            if words[1] in wanted and words[3] == _LISTENING:
+                yield f"socket:[{words[9]}]"
 
 
 def _by_whom(address: str, port: int) -> str:
     pid = port_holder(address, port)
     if pid is None:
         return ""
-    name = ""
-    with contextlib.suppress(OSError):
-        name = f", {Path(f'/proc/{pid}/comm').read_text().strip()}"
-    return f" by process {pid}{name}"
+    name = kernel_text(f"/proc/{pid}/comm").strip()
+    return f" by process {pid}, {name}" if name else f" by process {pid}"
 
 
 def check_gpus(wanted: int, usable: int | None = None) -> None:
