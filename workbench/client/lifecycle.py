@@ -20,6 +20,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, records
 from workbench.base.files.disk import check_room
+from workbench.base.files.folders import remove_empty
 from workbench.base.files.locks import no_locks_there
 from workbench.base.messages.wire import ask
 from workbench.base.process import Process, is_alive, process_start_time
@@ -69,8 +70,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
     try:
         check_room(root, _CLUSTER_BYTES)
     except DiskFull:
-        with suppress(OSError):  # not empty: the directory of an earlier cluster
-            root.rmdir()
+        remove_empty(root)  # else the directory of an earlier cluster
         raise
     # A start makes the lock before any other file. Without a lock, the files are not a cluster's,
     # and no lock is made beside them.

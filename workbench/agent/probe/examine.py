@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.agent.gpus import GpuWatch
@@ -21,6 +20,7 @@ from workbench.agent.machine import (
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
 from workbench.base.errors import RunError
+from workbench.base.files.records import facts_of
 from workbench.base.machine.limits import cores, memory_gib, most_memory_gib
 from workbench.base.messages.wire import ask
 from workbench.base.process import kernel_link, process_table
@@ -86,14 +86,14 @@ def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
         return
     busy = _working_folders()
     for path in locks:
-        with suppress(FileNotFoundError):  # the build has just ended
-            age_s = time.time() - path.stat().st_mtime
-            folder = path.parent.resolve()
-            yield {
-                "path": str(path),
-                "age_s": max(0.0, age_s),
-                "busy": str(folder) in busy,
-            }
+        lock = facts_of(path)
+        if lock is None:  # the build has just ended
+            continue
+        yield {
+            "path": str(path),
+            "age_s": max(0.0, time.time() - lock.st_mtime),
+            "busy": str(path.parent.resolve()) in busy,
+        }
 
 
 def clear_stale_locks() -> None:

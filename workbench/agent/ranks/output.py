@@ -19,6 +19,7 @@ from pathlib import Path
 
 from workbench.agent.ranks.request import Message, whole_in
 from workbench.base.files import open_record, records
+from workbench.base.files.records import size_of
 from workbench.base.process import output_pipe
 
 _MOST_BYTES = 4 << 20  # the order of later output is not recorded
@@ -61,14 +62,6 @@ class OutputOrder:
 
     def read(self, offset: int, count: int) -> bytes:
         return read_at(self.log, offset, count)
-
-
-def size_of(path: Path) -> int:
-    """Return the size of a log; 0 for a missing log."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def read_at(path: Path, offset: int, count: int) -> bytes:

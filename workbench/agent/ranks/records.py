@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
 from workbench.base.files import open_record, records, write_bytes, write_json
+from workbench.base.files.folders import remove_file
 from workbench.base.messages.lines import from_line
 from workbench.base.process import boot_id
 
@@ -229,8 +230,7 @@ def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
         write_json(path, {"attempt": attempt, "restart": restart})
     except OSError:
         # No number is better than the number of an earlier attempt.
-        with contextlib.suppress(OSError):
-            path.unlink()
+        remove_file(path)
 
 
 def read_attempt(folder: Path) -> tuple[int, int]:

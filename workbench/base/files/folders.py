@@ -50,6 +50,24 @@ def weakness(folder: Path, *, elsewhere: str = "") -> str:
     return ""
 
 
+def remove_file(path: Path) -> bool:
+    """Remove a file where possible. Return whether nothing is there any more."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def remove_empty(folder: Path) -> bool:
+    """Remove a folder with nothing in it. Return False if the folder is missing or stays."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def remove_folder(name: str | Path, place: int | None = None) -> None:
     """Remove a folder and all below it where possible, at any depth. A link stays.
 

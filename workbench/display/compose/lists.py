@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.files import read_json, records
@@ -68,8 +67,9 @@ def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:
     found = []
     for paths in find_all(folder, goes_on=lambda: time.thread_time() < end_s):
         if isinstance(paths, RunPaths):
-            with suppress(OSError):
-                found.append((paths.info.stat().st_mtime, paths))
+            info = records.facts_of(paths.info)
+            if info is not None:
+                found.append((info.st_mtime, paths))
     found.sort(key=lambda each: each[0], reverse=True)
     return [paths for _, paths in found[:_RUNS]]
 

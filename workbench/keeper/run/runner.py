@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
-from workbench.base.files import read_text
+from workbench.base.files.records import try_read
 from workbench.base.json_values import as_float, get_object
 from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import (
@@ -589,9 +589,7 @@ class Runner:
             return str(self._attempt.command)
         if not self.context.inherited:
             return ""
-        with suppress(OSError):
-            return read_text(self.context.paths.command).strip()
-        return ""
+        return (try_read(self.context.paths.command) or b"").decode(errors="replace").strip()
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(

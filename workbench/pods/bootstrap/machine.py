@@ -6,7 +6,6 @@ the limit, the kernel ends a process of the group, ranks first: the agents ask f
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import glob
 import ipaddress
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError
+from workbench.base.files.folders import remove_empty
+from workbench.base.files.records import facts_of
 from workbench.base.machine.seats import gpus_here
 from workbench.base.process import control_groups, kernel_link, kernel_text
 
@@ -153,12 +154,11 @@ class MemoryLimit:
             try:
                 folder.mkdir(exist_ok=True)
                 limit.write_text(str(int(gib * 2**30)))
+                if swap.exists():  # a kernel that counts no swap has no such file
+                    swap.write_text("0" if version == 2 else str(int(gib * 2**30)))
             except OSError:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                remove_empty(folder)
                 continue
-            with contextlib.suppress(OSError):  # a kernel that counts no swap has no such file
-                swap.write_text("0" if version == 2 else str(int(gib * 2**30)))
             return cls(folder)
         return None
 
@@ -170,8 +170,7 @@ class MemoryLimit:
         """Remove the group once its processes are gone; gives up after two seconds. Idempotent."""
         deadline = time.monotonic() + _REMOVE_S
         while self.folder.exists() and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):  # busy for as long as the dead are not reaped
-                self.folder.rmdir()
+            if remove_empty(self.folder):  # busy for as long as the dead are not reaped
                 return
             time.sleep(0.05)
 
@@ -191,6 +190,6 @@ def _parents() -> Iterator[tuple[Path, int]]:
 
 def _forget(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # the kernel refuses for one that holds processes
-            if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
-                folder.rmdir()
+        made = facts_of(folder)
+        if made is not None and time.time() - made.st_mtime > _FORGOTTEN_S:
+            remove_empty(folder)  # stays if the group has processes

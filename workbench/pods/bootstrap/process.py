@@ -279,11 +279,11 @@ def is_session_variable(name: str) -> bool:
     return is_site_s and name not in _ASSIGNED and not is_secret_name(name)
 
 
-def tail_of(path: Path, lines: int) -> str:
-    """Read the last lines of a file; nothing if there is none."""
+def tail_of(path: Path, lines: int | None = None) -> str:
+    """Return the last lines of a file, or all of its end; "" for a missing file."""
     with contextlib.suppress(OSError):
         text = records.read_end(path).decode(errors="backslashreplace")
-        return "\n".join(text.splitlines()[-lines:])
+        return text if lines is None else "\n".join(text.splitlines()[-lines:])
     return ""
 
 

@@ -516,10 +516,7 @@ class SlurmPods(Place):
 
     def _job_log(self, number: str) -> str:
         """Return the end of a job's log; empty without a log."""
-        with contextlib.suppress(OSError):
-            file = job.log_of(self._folder, number)
-            return records.read_end(file).decode(errors="replace")
-        return ""
+        return tail_of(job.log_of(self._folder, number))
 
 
 def _failed(pod: Pod, error: WorkbenchError) -> Pod:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.child import HOME
+from workbench.base.files.records import facts_of
 from workbench.finetune.data.training.tokens import FORMAT, TokenRows
 
 MOST_BYTES = 20 << 30
@@ -69,8 +70,8 @@ def _keep(rows: TokenRows, path: Path) -> None:
     files = []
     for other in folder.iterdir():
         # Pods that share the folder may remove the same file.
-        with contextlib.suppress(FileNotFoundError):
-            seen = other.stat()
+        seen = facts_of(other)
+        if seen is not None:
             files.append((seen.st_mtime, seen.st_size, other))
     used = sum(size for _, size, _ in files)
     most = min(MOST_BYTES, used + shutil.disk_usage(folder).free // _SHARE)
