@@ -151,6 +151,15 @@ def find(pid: int) -> Process | None:
     return None if process is None or process.zombie else process
 
 
+def send_signal(pid: int, number: int) -> bool:
+    """Signal a process that this process watches. Return whether there was such a process."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def process_start_time(pid: int) -> int | None:
     """Return the start time of a live process in clock ticks since boot.
 

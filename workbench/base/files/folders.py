@@ -181,13 +181,16 @@ def _others_in(group: int) -> list[str]:
 
 def _has_account(user: int) -> bool:
     # In a container the owner of a mounted folder often has no name, and no process runs as it.
-    with contextlib.suppress(KeyError):
-        return bool(pwd.getpwuid(user).pw_name)
-    return os.geteuid() != 0
+    return bool(_account(user)) or os.geteuid() != 0
 
 
 def _name(user: int) -> str:
+    return _account(user) or f"user id {user}"
+
+
+def _account(user: int) -> str:
+    """Return the name of a user id; "" without an account on this machine."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
-        return f"user id {user}"
+        return ""

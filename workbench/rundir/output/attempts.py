@@ -21,6 +21,14 @@ def attempts_in(paths: RunPaths) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
+def last_logs(paths: RunPaths, stream: str) -> list[tuple[int, Path]]:
+    """Return the logs of the last attempt, with the rank; [] for folders that cannot be read."""
+    try:
+        return list(rank_logs(paths, max(attempts_in(paths), default=0), stream))
+    except OSError:
+        return []
+
+
 def open_log(log: Path) -> BufferedReader:
     """Open the log of a rank, following no link in the run directory. Raise OSError on failure."""
     return open_within(log, log.parents[2])
