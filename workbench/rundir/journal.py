@@ -259,8 +259,10 @@ class Journal:
 
         Raise OSError on failure.
         """
-        with suppress(OSError):
+        try:
             self._scalars.close()
+        except OSError as error:
+            logger.info("the curves of %s are drawn anew: %s", self._paths.root, error)
         for curves in records.files_below(self._paths.tensorboard):
             if curves.name.startswith("events.out.tfevents."):
                 curves.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from workbench.base.files.folders import remove_file
 from workbench.base.messages.lines import from_line
 from workbench.base.process import boot_id
 
+_log = logging.getLogger(__name__)
 DONE = "done.json"
 """File in the rank's folder: the rank has finished all requested work."""
 LEAVE_LISTENS = "leave-listens"
@@ -219,8 +221,10 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 def keep_room(folder: Path) -> None:
     """Reserve room on the disk for a rank's record, if there is any."""
-    with contextlib.suppress(OSError):
+    try:
         write_bytes(folder / _RESERVE, bytes(_RESERVE_BYTES))
+    except OSError as error:
+        _log.warning("no room is reserved for the record of a rank: %s", error)
 
 
 def keep_attempt(folder: Path, attempt: int, restart: int) -> None:

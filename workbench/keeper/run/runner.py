@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import PurePosixPath
@@ -164,10 +164,13 @@ class Runner:
 
         `run` then fails with the hostfile error.
         """
-        with suppress(RunError):
+        try:
             check_hostfile(self.context)
-            self.context = self.context.on(links)
-            self._attempt = self._new_attempt()
+        except RunError as error:
+            logger.info("run %s is not moved: %s", self.context.run_id, error)
+            return
+        self.context = self.context.on(links)
+        self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
         """Execute the run. Any error, also of the keeper, becomes a result and is not raised."""
