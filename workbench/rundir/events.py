@@ -296,10 +296,7 @@ def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event |
     """
     if not line.startswith(MARK):
         return None
-    try:
-        event = event_of(parse_record(line[len(MARK) :]))
-    except ValueError:
-        return None
+    event = event_of(try_record(line[len(MARK) :]))
     is_text = event is not None and event.kind in STATE_EVENTS and event.kind not in states
     return None if is_text else event
 

@@ -22,7 +22,6 @@ from workbench.base.files import (
     is_missing,
     is_there,
     load_json,
-    read_bytes,
     read_json,
     read_known,
     unreadable,
@@ -30,6 +29,7 @@ from workbench.base.files import (
     write_json,
 )
 from workbench.base.files.locks import is_locked
+from workbench.base.files.records import try_read
 from workbench.base.json_values import Json, as_list, as_str
 from workbench.base.process import (
     Process,
@@ -280,10 +280,8 @@ def _result_of(paths: RunPaths) -> Json:
 
 def _is_torn(file: Path) -> bool:
     """Whether a file that is no JSON object begins as a record, has zeros or has nothing."""
-    try:
-        return read_bytes(file)[:1] in (b"", b"{", b"\0")
-    except OSError:  # A link or a pipe is no record of the keeper.
-        return False
+    content = try_read(file)  # None: a link or a pipe is no record of the keeper.
+    return content is not None and content[:1] in (b"", b"{", b"\0")
 
 
 def _torn_words(paths: RunPaths) -> str:

@@ -19,10 +19,9 @@ from workbench.agent.machine import (
 )
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
-from workbench.base.errors import RunError
 from workbench.base.files.records import facts_of
 from workbench.base.machine.limits import cores, memory_gib, most_memory_gib
-from workbench.base.messages.wire import ask
+from workbench.base.messages.wire import ask_if_there
 from workbench.base.process import kernel_link, process_table
 from workbench.base.versions import installed_versions
 
@@ -64,11 +63,8 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
 
 def process_gib(folder: Path) -> float | None:
     """Return the memory of a process with the imports of a rank. None: no agent measured one."""
-    try:
-        hello = ask(folder / "agent.sock", {"op": "hello"}, timeout_s=_AGENT_S)
-    except RunError:
-        return None
-    return float(hello["process_bytes"]) / _GIB or None
+    hello = ask_if_there(folder / "agent.sock", {"op": "hello"}, timeout_s=_AGENT_S)
+    return None if hello is None else float(hello["process_bytes"]) / _GIB or None
 
 
 def extensions_folder() -> Path:

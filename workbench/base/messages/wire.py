@@ -102,7 +102,7 @@ def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> d
 def ask_if_there(
     path: Path, request: Mapping[str, object], timeout_s: float = 30.0
 ) -> dict[str, Any] | None:
-    """Return the keeper's answer; None if the keeper refuses, has ended or does not answer."""
+    """Return the answer at `path`; None if the other side refuses, has ended or is silent."""
     try:
         return ask(path, request, timeout_s)
     except RunError:

@@ -20,6 +20,7 @@ from workbench.base.files import open_record, records
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.json_values import as_int
 from workbench.base.messages.lines import from_line, to_line
+from workbench.base.process import kernel_text
 from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import remote_helper
@@ -344,7 +345,4 @@ def _size(path: Path) -> int:
 
 @cache
 def _has_aes() -> bool:
-    try:
-        return " aes" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
+    return " aes" in kernel_text("/proc/cpuinfo")
