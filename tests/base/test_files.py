@@ -22,12 +22,13 @@ from workbench.base.files import (
     read_json,
     read_known,
     read_text,
+    records,
     user_path,
     write_json,
     write_text,
 )
 from workbench.base.files.folders import remove_empty, remove_file
-from workbench.base.files.records import facts_of, size_of, try_read
+from workbench.base.files.records import facts_of, size_of, try_files, try_folders, try_read
 
 
 def test_a_state_file_is_whole_and_private_leftovers_are_none(tmp_path: Path) -> None:
@@ -236,3 +237,16 @@ def test_what_cannot_be_removed_stays_and_is_told(tmp_path: Path) -> None:
     assert remove_file(file), "nothing is there any more"
     assert remove_empty(folder)
     assert not remove_empty(folder)
+
+
+def test_a_folder_with_too_many_names_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.txt").touch()
+    assert try_files(tmp_path, "a*") == [tmp_path / "a.txt"]
+    assert try_folders(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert try_files(tmp_path / "none") == try_folders(tmp_path / "a.txt") == []
+    monkeypatch.setattr(records, "MOST_NAMES", 3)
+    assert try_files(tmp_path) == try_folders(tmp_path) == []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -247,9 +246,7 @@ def read_attempt(folder: Path) -> tuple[int, int]:
     restart = kept.get("restart")
     if isinstance(attempt, int) and isinstance(restart, int):
         return attempt, restart
-    folders: Sequence[Path] = ()
-    with contextlib.suppress(OSError):
-        folders = records.folders_in(folder, "attempt-*")
+    folders = records.try_folders(folder, "attempt-*")
     numbers = [path.name.removeprefix("attempt-") for path in folders]
     return 0, max((int(number) for number in numbers if number.isdecimal()), default=0)
 

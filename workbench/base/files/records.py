@@ -205,6 +205,22 @@ def folders_in(folder: Path, pattern: str = "*") -> list[Path]:
     return [folder / name for name, mode in entries_of(folder, pattern) if stat.S_ISDIR(mode)]
 
 
+def try_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return files as `files_in`; [] for a folder that is closed or has too many names."""
+    try:
+        return files_in(folder, pattern)
+    except OSError:
+        return []
+
+
+def try_folders(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return folders as `folders_in`; [] for a folder that is closed or has too many names."""
+    try:
+        return folders_in(folder, pattern)
+    except OSError:
+        return []
+
+
 def files_below(folder: Path) -> list[Path]:
     """Return the paths of all regular files below a folder, sorted. Links are not followed.
 

@@ -75,19 +75,13 @@ def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:
 
 
 def _folders(folder: Path) -> Sequence[Path]:
-    try:
-        folders = records.folders_in(folder)
-    except OSError:
-        return []
+    folders = records.try_folders(folder)
     return [path for path in folders if not path.name.startswith(".")][:_FOLDERS]
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files of rows in a folder; files of runs and configurations are none."""
-    try:
-        files = records.files_in(folder)
-    except OSError:
-        return
+    files = records.try_files(folder)
     names = {path.name for path in files}
     if "run.json" in names or "cluster.json" in names or _is_model(folder):
         return
@@ -98,10 +92,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_model(folder: Path) -> bool:
-    try:
-        names = {path.name for path in records.files_in(folder, "*config.json")}
-    except OSError:
-        return False
+    names = {path.name for path in records.try_files(folder, "*config.json")}
     return "config.json" in names or "adapter_config.json" in names
 
 

@@ -169,10 +169,7 @@ def communication(paths: RunPaths) -> list[str]:
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the copied dumps of the recorder, by rank."""
     dumps = []
-    paths_of: Sequence[Path] = []
-    with contextlib.suppress(OSError):  # not readable, or too many names
-        paths_of = records.files_in(paths.logs, "flight-*.json")
-    for path in paths_of:
+    for path in records.try_files(paths.logs, "flight-*.json"):
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():
             dumps.append((int(rank), path))
