@@ -44,7 +44,7 @@ def isolate_pod_errors(pod: str, doing: str) -> Iterator[None]:
         yield
     except (WorkbenchError, OSError) as error:
         if _last.get((pod, doing)) != str(error):
-            logger.info("%s: %s: %s", pod, doing, error)
+            logger.warning("%s: %s: %s", pod, doing, error)
         _last[pod, doing] = str(error)
     else:
         _last.pop((pod, doing), None)
