@@ -24,7 +24,6 @@ OWN = {
     "lab/listing.py:_zip": "a member of a zip in memory",
     "rundir/make/function.py:as_script": "a file of the package",
     "rundir/make/function.py:cloudpickle_files": "files of an installed package",
-    "rundir/status.py:keeper_process": "a file of the kernel",
 }
 """Functions that open no file of a run or a cluster."""
 

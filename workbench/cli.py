@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace) -> bool:
     from workbench.keeper.checkpoints import held_checkpoint
     from workbench.rundir.format import FORMAT
     from workbench.rundir.make.prepare import prepare_run
-    from workbench.rundir.make.unstarted import fail_unstarted
+    from workbench.rundir.make.unstarted import keep_reason
     from workbench.rundir.spec import RunSpec
     from workbench.rundir.state import RunState
 
@@ -84,8 +84,7 @@ def _run(args: argparse.Namespace) -> bool:
     except WorkbenchError as error:
         info = {"format": FORMAT, "id": prepared.run_id, "cluster": str(cluster.path)}
         write_json(prepared.paths.info, info)
-        with suppress(OSError):
-            fail_unstarted(prepared.paths, prepared.spec, error)
+        keep_reason(prepared.paths, prepared.spec, error)
         raise
     with cluster:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())

@@ -11,6 +11,7 @@ import pytest
 from tests.support.sentences import says
 from workbench.agent import machine
 from workbench.agent.machine import OomWatch
+from workbench.base import process
 from workbench.base.machine import limits
 
 MIB = 1 << 20
@@ -26,12 +27,12 @@ class Proc:
         self.root.mkdir(parents=True)
         self.groups: dict[int, dict[str, str]] = {}
         monkeypatch.setattr(machine, "Path", self.path)
-        monkeypatch.setattr(limits, "Path", self.path)
+        monkeypatch.setattr(process, "Path", self.path)
         monkeypatch.setattr(limits, "_ROOT", self.root)
         monkeypatch.setattr(limits, "control_groups", lambda pid: self.groups.get(pid, {}))
 
-    def path(self, name: str) -> Path:
-        return self.folder / name.lstrip("/")
+    def path(self, name: str | Path) -> Path:
+        return name if isinstance(name, Path) else self.folder / name.lstrip("/")
 
     def write(self, name: str, text: str) -> None:
         path = self.path(name)

@@ -22,10 +22,13 @@ from workbench.base.files import (
     read_json,
     read_known,
     read_text,
+    records,
     user_path,
     write_json,
     write_text,
 )
+from workbench.base.files.folders import remove_empty, remove_file
+from workbench.base.files.records import facts_of, size_of, try_files, try_folders, try_read
 
 
 def test_a_state_file_is_whole_and_private_leftovers_are_none(tmp_path: Path) -> None:
@@ -204,3 +207,46 @@ def test_every_record_that_is_written_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_json(path, {"message": "a\ud800b", "other": "\U0001f600 \\ud800"})
     assert load_json(path) == {"message": "a?b", "other": "\U0001f600 \\ud800"}
+
+
+def test_a_file_that_cannot_be_seen_counts_as_missing(tmp_path: Path) -> None:
+    file, link, gone = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    file.write_bytes(b"12345")
+    link.symlink_to(file)
+    for path, content, size in ((file, b"12345", 5), (gone, None, 0), (tmp_path, None, None)):
+        assert try_read(path) == content
+        if size is not None:
+            assert size_of(path) == size
+    assert try_read(link) is None, "a link is not followed"
+    assert size_of(link) == link.lstat().st_size
+    facts = facts_of(link)
+    assert facts is not None and stat.S_ISLNK(facts.st_mode)
+    for path in (gone, tmp_path / "a" / "below a file", tmp_path / ("x" * 300)):
+        assert facts_of(path) is None
+        assert try_read(path) is None
+
+
+def test_what_cannot_be_removed_stays_and_is_told(tmp_path: Path) -> None:
+    file, folder = tmp_path / "folder" / "file", tmp_path / "folder"
+    folder.mkdir()
+    file.touch()
+    assert not remove_empty(folder)
+    assert not remove_file(folder), "a folder is no file"
+    assert file.exists()
+    assert remove_file(file)
+    assert remove_file(file), "nothing is there any more"
+    assert remove_empty(folder)
+    assert not remove_empty(folder)
+
+
+def test_a_folder_with_too_many_names_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.txt").touch()
+    assert try_files(tmp_path, "a*") == [tmp_path / "a.txt"]
+    assert try_folders(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert try_files(tmp_path / "none") == try_folders(tmp_path / "a.txt") == []
+    monkeypatch.setattr(records, "MOST_NAMES", 3)
+    assert try_files(tmp_path) == try_folders(tmp_path) == []

@@ -19,6 +19,7 @@ from workbench.base.json_values import (
     parse_json,
     parse_record,
     problem_in,
+    try_record,
 )
 
 LARGEST = 2**63
@@ -115,3 +116,9 @@ def test_half_of_a_surrogate_pair_is_refused_when_read_and_replaced_when_written
     assert json.loads(json_text({"a": HALF, "b": whole_letter})) == {"a": "?", "b": whole_letter}
     assert json_text({"b": 1}) == '{\n "b": 1\n}'
     assert json_text({"b": HALF}) == '{\n "b": "?"\n}'
+
+
+def test_a_text_that_is_no_record_has_no_value() -> None:
+    assert try_record('{"a": [1]}') == {"a": [1]}
+    for text in ("", "{", "[" * 200 + "]" * 200, '"\\ud800"', b"\xff"):
+        assert try_record(text) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from workbench.agent.machine import memory, resident
 from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.tasks import Tasks
 from workbench.base import process
+from workbench.base.child import close_input
 from workbench.base.process import (
     FORK_SERVER_NAME,
     POD_MARK,
@@ -37,6 +39,8 @@ from workbench.base.process import (
     family_table,
     find,
     is_alive,
+    kernel_link,
+    kernel_text,
     live_descendants,
     look_up,
     marks,
@@ -47,7 +51,8 @@ from workbench.base.process import (
     pod_of,
     process_start_time,
     process_table,
-    status,
+    send_signal,
+    status_of,
     with_mark,
     world,
 )
@@ -237,7 +242,7 @@ def test_this_process_is_read_as_the_system_knows_it() -> None:
     assert find(os.getpid()) == this and this.is_alive()
     assert process_table()[os.getpid()] == this
     assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert status()["Pid"] == str(os.getpid())
+    assert status_of()["Pid"] == str(os.getpid())
     own = world()
     assert own["Uid"].split()[0] == str(os.getuid())
     assert {"Gid", "CapEff", "NoNewPrivs", "Cpus_allowed", "namespace pid", "control group"} <= {
@@ -310,7 +315,7 @@ def test_handlers_of_signals_are_seen_one_by_one() -> None:
 def test_control_groups_are_listed_by_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     assert control_groups(NOBODY_S_PID) == {}
     lines = "5:cpu,cpuacct:/docker/a\n4:pids:/\n0::/b:c\n"
-    monkeypatch.setattr(Path, "read_text", lambda _self, **_options: lines)
+    monkeypatch.setattr(process, "kernel_text", lambda _path: lines)
     assert control_groups() == {"cpu": "docker/a", "cpuacct": "docker/a", "pids": "", "": "b:c"}
 
 
@@ -559,3 +564,47 @@ def test_a_child_whose_parent_died_before_it_asked_ends(monkeypatch: pytest.Monk
     monkeypatch.undo()
     with pytest.raises(OSError, match=r"prctl\(9999\) failed: Invalid argument"):
         process._prctl(9999, 0)
+
+
+def test_an_ended_process_has_no_text_and_gets_no_signal() -> None:
+    code = "print(flush=True); input()"
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe)
+    assert child.stdout is not None
+    with child.stdout:
+        child.stdout.readline()  # the program runs
+    assert kernel_text(f"/proc/{child.pid}/cmdline").split("\0")[1:3] == ["-c", code]
+    assert kernel_link(f"/proc/{child.pid}/cwd") == str(Path.cwd())
+    assert send_signal(child.pid, 0)
+    child.kill()
+    child.wait()
+    close_input(child)
+    close_input(child)
+    assert kernel_text(f"/proc/{child.pid}/cmdline") == ""
+    assert kernel_link(f"/proc/{child.pid}/cwd") == ""
+    assert status_of(child.pid) == {}
+    assert not send_signal(child.pid, signal.SIGTERM)
+
+
+def test_the_descriptors_that_are_kept_stay_open() -> None:
+    kept, other, last = (os.open(os.devnull, os.O_RDONLY) for _ in range(3))
+    code = (
+        "import os; from workbench.base.process import close_descriptors; "
+        f"close_descriptors([1, {kept}, 5000]); "
+        "print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    )
+    try:
+        shown = subprocess.run(
+            [sys.executable, "-c", code],
+            pass_fds=[kept, other, last],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        for number in (kept, other, last):
+            os.close(number)
+    open_there = set(json.loads(shown.stdout))
+    assert open_there >= {0, 1, 2, kept}
+    # One descriptor is that of the listing itself.
+    assert len(open_there - {0, 1, 2, kept}) == 1

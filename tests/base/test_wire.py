@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import time
@@ -11,9 +12,9 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
-from workbench.base.messages.lines import LARGEST, Pipes, from_line, to_line
+from workbench.base.messages.lines import LARGEST, Pipes, from_line, send_if_open, to_line, widen
 from workbench.base.messages.server import incoming
-from workbench.base.messages.wire import Refused, Unanswered, ask, listen
+from workbench.base.messages.wire import Refused, Unanswered, ask, ask_if_there, listen, shut_down
 
 
 def request_at(server: socket.socket) -> tuple[socket.socket, dict[str, object]]:
@@ -122,3 +123,27 @@ def test_a_request_that_is_too_large_is_refused_by_name_before_it_is_sent(tmp_pa
     ):
         ask(path, {"op": "submit", "job": "x" * LARGEST})
     assert not isinstance(caught.value, Unanswered), "nothing was sent"
+
+
+def test_a_line_ends_once_and_wakes_its_reader(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        shut_down(ours)
+        assert theirs.recv(1) == b""
+        theirs.close()
+        shut_down(ours)
+        send_if_open(ours.fileno(), b"nobody reads")
+    shut_down(ours)
+    assert ask_if_there(tmp_path / "none.sock", {"op": "status"}) is None
+
+
+def test_a_pipe_is_widened_and_another_file_stays() -> None:
+    read, write = os.pipe()
+    other = os.open(os.devnull, os.O_RDONLY)
+    try:
+        widen(write, 1 << 17)
+        assert fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) == 1 << 17
+        widen(other, 1 << 17)
+    finally:
+        for number in (read, write, other):
+            os.close(number)

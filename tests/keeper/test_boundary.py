@@ -22,7 +22,7 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.jobs.script import Script
 from workbench.keeper import boundary, resource_limits
-from workbench.keeper.boundary import isolate_run_errors
+from workbench.keeper.boundary import isolate_pod_errors, isolate_run_errors
 from workbench.keeper.keeper import Keeper
 from workbench.keeper.recovery import inherited_runs
 from workbench.keeper.requests import OfRun, Submit
@@ -360,3 +360,21 @@ def test_a_take_over_outlives_a_run_without_a_folder(paths: ClusterPaths, sim: S
     third = SimKeeper(paths, sim)
     third.take_over()
     assert third._failed_runs["gone"] == second._failed_runs["gone"], "it ends once"
+
+
+def test_an_error_on_a_pod_is_logged_once_until_the_pod_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def act(error: Exception | None) -> None:
+        with isolate_pod_errors("pod-7", "acting"):
+            if error is not None:
+                raise error
+
+    for error in (OSError("gone"), OSError("gone"), RunError("refused"), None, RunError("refused")):
+        act(error)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["pod-7: acting: gone", *["pod-7: acting: refused"] * 2]
+    with pytest.raises(ZeroDivisionError):
+        act(ZeroDivisionError())

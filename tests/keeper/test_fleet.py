@@ -640,7 +640,7 @@ def test_environments_are_removed_where_there_are_any(
     fleet.remove_environments(kept.reports.append)
     assert first.asked == ["has_environments", "remove_environments"]
     assert second.asked == ["has_environments"]
-    assert says(caplog.text, "the environments on", "pod-1")
+    assert says(caplog.text, "removing the environments", "pod-1")
     assert kept.reports == []
     second.fails, second.has_environments = set(), "many"
     fleet.remove_environments(kept.reports.append)

@@ -17,7 +17,7 @@ from workbench.pods.pod import Pod
 from workbench.rundir import journal as journal_module
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.journal import Journal
-from workbench.rundir.make.unstarted import fail_unstarted
+from workbench.rundir.make.unstarted import fail_unstarted, keep_reason
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.spec import RunSpec
@@ -370,6 +370,13 @@ def test_a_run_that_never_started_has_the_reason_in_its_result(paths: RunPaths) 
     assert (result["world_size"], result["hosts"]) == (0, [])
     # One error is written, and no curves.
     assert {*paths.root.rglob("*")} - before == {paths.result}
+
+
+def test_a_reason_that_the_disk_does_not_take_is_a_warning(paths: RunPaths) -> None:
+    spec = RunSpec.load(paths.spec)
+    paths.result.mkdir()
+    with pytest.warns(RuntimeWarning, match="does not hold the reason why the run did not start"):
+        keep_reason(paths, spec, OSError("no hosts"))
 
 
 def test_events_that_cannot_be_summed_up_leave_a_result_with_a_remark(

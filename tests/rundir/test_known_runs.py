@@ -192,21 +192,21 @@ def test_a_keeper_is_silent_after_twenty_seconds_without_a_sign(
 def test_a_keeper_is_known_by_its_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words: list[bytes] = []
-    monkeypatch.setattr(Path, "read_bytes", lambda _self: b"\0".join(words) + b"\0")
-    module = entries.KEEPER.encode()
-    root = os.fsencode(tmp_path)
+    words: list[str] = []
+    monkeypatch.setattr(status, "kernel_text", lambda _path: "\0".join([*words, ""]))
+    module = entries.KEEPER
+    root = str(tmp_path)
     this = Process(os.getpid(), 1)
     monkeypatch.setattr(status, "process_table", lambda: {this.pid: this})
     for line, is_its in (
-        ([b"python", b"-m", module, root], True),
-        ([b"python", b"-m", module, root, b"--takes-over"], True),
-        ([b"python", b"-m", module, root + b"/other"], False),
-        ([b"python", b"-m", b"other", root], False),
+        (["python", "-m", module, root], True),
+        (["python", "-m", module, root, "--takes-over"], True),
+        (["python", "-m", module, root + "/other"], False),
+        (["python", "-m", "other", root], False),
     ):
         words[:] = line
         assert keeper_process(tmp_path) == (this if is_its else None)
-    words[:] = [b"python", b"-m", module, root]
+    words[:] = ["python", "-m", module, root]
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
     assert keeper_process(tmp_path) is None, "another user's"
 

@@ -27,7 +27,7 @@ from workbench.agent.warm_link import QUIET
 from workbench.base import entries
 from workbench.base.clock import CLOCK_MARK
 from workbench.base.machine.allocator import keep_from_children
-from workbench.base.process import POD_MARK, become_subreaper, status, world
+from workbench.base.process import POD_MARK, become_subreaper, status_of, world
 
 _MESSAGE_BYTES = 1 << 20
 _REQUEST_S = 10.0
@@ -193,9 +193,9 @@ def _become_child_of(agent: int, env: Mapping[str, str]) -> None:
         if (wanted := resource.prlimit(agent, limit)) != resource.getrlimit(limit):
             resource.setrlimit(limit, wanted)
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, agent))
-    theirs = status(agent)
+    theirs = status_of(agent)
     os.umask(int(theirs["Umask"], 8))
-    if theirs["Groups"] != status()["Groups"]:  # a login of root has the groups of /etc/group
+    if theirs["Groups"] != status_of()["Groups"]:  # a login of root has the groups of /etc/group
         os.setgroups([int(group) for group in theirs["Groups"].split()])
     score = Path(f"/proc/{agent}/oom_score_adj").read_text()
     if score != Path("/proc/self/oom_score_adj").read_text():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import socket
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.machine.limits import first_number, kills_in, limit_in_bytes, memory_group
+from workbench.base.process import status_of
 
 _HIGHEST = ("memory.peak", "memory.max_usage_in_bytes")
 _FULL = 0.99
@@ -36,14 +36,11 @@ def resident(pid: int) -> Resident:
 
     Zeros for an ended process.
     """
-    facts = {b"VmRSS": 0, b"VmHWM": 0, b"RssShmem": 0}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-            name, _, rest = line.partition(b":")
-            if name in facts:
-                facts[name] = int(rest.split()[0]) * 1024
-    now = facts[b"VmRSS"]
-    return Resident(now, max(now, facts[b"VmHWM"]), facts[b"RssShmem"])
+    facts = status_of(pid)
+    now, peak, shared = (
+        int(facts.get(name, "0").split()[0]) * 1024 for name in ("VmRSS", "VmHWM", "RssShmem")
+    )
+    return Resident(now, max(now, peak), shared)
 
 
 def memory(pid: int) -> tuple[int, int]:

@@ -37,6 +37,7 @@ from workbench.base.process import (
     close_descriptors,
     descendants,
     end_all,
+    kernel_text,
     look_up,
     pod_of,
     process_start_time,
@@ -116,11 +117,7 @@ def end_leftovers(root: Path) -> int:
 
 def _is_guardian(pid: int) -> bool:
     """Whether a process is the guardian of a pod on this machine."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return entries.GUARDIAN.encode() in words
+    return entries.GUARDIAN in kernel_text(f"/proc/{pid}/cmdline").split("\0")
 
 
 def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Collection
@@ -10,7 +9,7 @@ from typing import BinaryIO
 
 from workbench.base.errors import DiskFull
 from workbench.base.files.disk import is_full
-from workbench.base.messages.lines import from_line, to_line
+from workbench.base.messages.lines import from_line, send_if_open, to_line
 from workbench.base.process import die_with_parent
 
 Answer = dict[str, object]
@@ -72,8 +71,7 @@ def _answer_of(work: Callable[[], Answer]) -> bytes:
     try:
         return to_line(work())
     except Exception as error:  # process boundary: the caller receives the error
-        with contextlib.suppress(OSError):
-            os.write(2, f"task: {error!r}\n".encode())
+        send_if_open(2, f"task: {error!r}\n".encode())
         message = str(error) or type(error).__name__
         full = isinstance(error, DiskFull) or (isinstance(error, OSError) and is_full(error))
         return to_line({"error": message, "full": full})

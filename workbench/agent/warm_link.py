@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from workbench.agent.tasks import be_child
 from workbench.base import entries
 from workbench.base.machine.allocator import preloaded
-from workbench.base.messages.wire import short_path
+from workbench.base.messages.wire import short_path, shut_down
 from workbench.base.process import POD_MARK, Process, look_up
 
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -258,8 +257,7 @@ class WarmLink:
         self._why = why
         self._ending = True
         if self.forked and self.pid is None and self.socket is not None:
-            with contextlib.suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)  # the server sees the end once it runs
+            shut_down(self.socket)  # the server sees the end once it runs
         # Not the agent's child: another process may have the pid by now.
         elif self.forked and self.process is not None:
             self.process.send(signal.SIGKILL)

@@ -64,6 +64,13 @@ def kill_group(leader: subprocess.Popen[bytes]) -> None:
         os.killpg(leader.pid, signal.SIGKILL)
 
 
+def close_input(child: subprocess.Popen[Any]) -> None:
+    """Close a child's stdin, with the loss of buffered bytes that an ended child has not read."""
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+
+
 class Outliving(subprocess.Popen[bytes]):
     """A child that may outlive this process. Python does not warn while the child runs."""
 

@@ -47,6 +47,14 @@ def parse_record(text: str | bytes | bytearray) -> object:
     return value
 
 
+def try_record(text: str | bytes | bytearray) -> object:
+    """Parse JSON as `parse_record`; None for any other text."""
+    try:
+        return parse_record(text)
+    except ValueError:
+        return None
+
+
 def _decoded(text: str | bytes | bytearray) -> str:
     return text if isinstance(text, str) else text.decode()
 

@@ -6,10 +6,10 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import marshal
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -19,6 +19,7 @@ from workbench.base.files import read_bytes, write_bytes
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import state_folder
 
+logger = logging.getLogger(__name__)
 # Modules that programs on pods import at their start: from a zip, every program would compile them.
 _COMPILED = (
     "workbench/__init__.py",
@@ -87,12 +88,14 @@ def _private_folder() -> Path:
 
 def _keep_zip(name: str, data: bytes) -> None:
     # Without a private folder, or without room, the next start makes the zip again.
-    with suppress(OSError):
+    try:
         folder = _private_folder()
         write_bytes(folder / name, data)
         for other in folder.glob("*.zip"):
             if other.name != name:
                 other.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("the next start zips the package again: %s", error)
 
 
 def zip_files(root: Path, files: Iterable[Path]) -> bytes:

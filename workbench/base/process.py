@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import glob
+import itertools
 import os
 import resource
 import signal
@@ -108,6 +108,22 @@ def pod_name() -> str:
     return Path(os.environ.get(POD_MARK, "this pod")).name
 
 
+def kernel_text(path: Path | str) -> str:
+    """Return a file of `/proc` or `/sys`; "" for an ended process or an absent or closed file."""
+    try:
+        return os.fsdecode(Path(path).read_bytes())
+    except OSError:
+        return ""
+
+
+def kernel_link(path: Path | str) -> str:
+    """Return the target of a link of `/proc`; "" for an ended or another user's process."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 (a text, as of a socket)
+    except OSError:
+        return ""
+
+
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of a process's `stat` from the state on; [] for an ended process."""
     try:
@@ -133,6 +149,15 @@ def find(pid: int) -> Process | None:
     """Return the live process with a pid now, or None."""
     process = look_up(pid)
     return None if process is None or process.zombie else process
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Signal a process that this process watches. Return whether there was such a process."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def process_start_time(pid: int) -> int | None:
@@ -171,14 +196,7 @@ def _is_taken(pid: int) -> bool:
 
 def boot_id() -> str:
     """Return the id of the machine's present boot; "" on a system without boot ids."""
-    with contextlib.suppress(OSError):
-        return _read_boot_id()
-    return ""
-
-
-@functools.cache
-def _read_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return kernel_text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def control_groups(pid: int | str = "self") -> dict[str, str]:
@@ -186,13 +204,7 @@ def control_groups(pid: int | str = "self") -> dict[str, str]:
 
     Empty for an ended process.
     """
-    try:
-        lines = (
-            Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-        )
-    except OSError:
-        return {}
-    split = (line.split(":", 2) for line in lines)
+    split = (line.split(":", 2) for line in kernel_text(f"/proc/{pid}/cgroup").splitlines())
     return {
         name: path.lstrip("/") for _, controllers, path in split for name in controllers.split(",")
     }
@@ -203,7 +215,7 @@ def world(pid: int | str = "self") -> dict[str, str]:
 
     No other process can take on these properties.
     """
-    rights = {name: value for name, value in status(pid).items() if name in _WORLD}
+    rights = {name: value for name, value in status_of(pid).items() if name in _WORLD}
     namespaces = {
         f"namespace {entry.name}": str(entry.readlink())
         for entry in Path(f"/proc/{pid}/ns").iterdir()
@@ -211,9 +223,9 @@ def world(pid: int | str = "self") -> dict[str, str]:
     return {**rights, **namespaces, "control group": Path(f"/proc/{pid}/cgroup").read_text()}
 
 
-def status(pid: int | str = "self") -> dict[str, str]:
-    """Return the lines of a process's `status` in `/proc`, by name. OSError: the process ended."""
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+def status_of(pid: int | str = "self") -> dict[str, str]:
+    """Return the lines of a process's `status` in `/proc`, by name; {} for an ended process."""
+    lines = kernel_text(f"/proc/{pid}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -267,8 +279,7 @@ def family_table(roots: Iterable[int]) -> dict[int, Process]:
             continue
         table[pid] = process
         for children in glob.glob(f"/proc/{pid}/task/*/children"):  # noqa: PTH207 (it may end)
-            with contextlib.suppress(OSError):
-                waiting.extend(map(int, Path(children).read_bytes().split()))
+            waiting.extend(map(int, kernel_text(children).split()))
     return table
 
 
@@ -297,11 +308,7 @@ def ancestors(table: Mapping[int, Process], pid: int) -> set[int]:
 
 def marks(pid: int, names: Collection[str] = (POD_MARK, RUN_MARK, RANK_MARK)) -> dict[str, str]:
     """Return variables from a process's environment at the start; {} without permission."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (os.fsdecode(item).partition("=") for item in raw.split(b"\0"))
+    pairs = (item.partition("=") for item in kernel_text(f"/proc/{pid}/environ").split("\0"))
     return {name: value for name, _, value in pairs if name in names}
 
 
@@ -373,18 +380,15 @@ def activity(pid: int) -> tuple[float, bool]:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
-    with contextlib.suppress(OSError):
-        return bool(int(status(pid)["SigCgt"], 16) >> (number - 1) & 1)
-    return False
+    return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def close_descriptors(kept: Collection[int]) -> None:
     """Close the caller's descriptors above 2, except `kept`: readers of pipes wait for the end."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
-        if int(name) > 2 and int(name) not in kept:
-            # The descriptor of the listing itself is closed already.
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 (names, not paths)
+    stays = {2, *(number for number in kept if number > 2), highest + 1}
+    for low, high in itertools.pairwise(sorted(stays)):
+        os.closerange(low + 1, high)
 
 
 def die_with_parent(parent: int) -> None:

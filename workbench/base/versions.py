@@ -5,8 +5,7 @@ Standard library, no import of this package: the text also travels to hosts.
 
 from __future__ import annotations
 
-import contextlib
-import os
+import glob
 import sys
 
 VERSION = "0.1.0"
@@ -20,11 +19,10 @@ def installed_versions() -> dict[str, str]:
     versions = {"python": sys.version.split()[0].rstrip("+"), "workbench": VERSION}
     by_name: dict[str, str] = {}
     for folder in sys.path:
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(folder or "."):  # noqa: PTH208 (names, not paths)
-                if entry.endswith(".dist-info"):
-                    name, _, version = entry.removesuffix(".dist-info").partition("-")
-                    by_name.setdefault(name.lower(), version)
+        # `glob` finds nothing in an archive, or in a folder that is missing or closed.
+        for entry in glob.glob("*.dist-info", root_dir=folder or "."):  # noqa: PTH207 (names)
+            name, _, version = entry.removesuffix(".dist-info").partition("-")
+            by_name.setdefault(name.lower(), version)
     for package in PACKAGES:
         if version := by_name.get(package) or _described(package):
             versions[package] = version

@@ -14,14 +14,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, records
 from workbench.base.files.disk import check_room
+from workbench.base.files.folders import remove_empty
 from workbench.base.files.locks import no_locks_there
-from workbench.base.messages.wire import ask
+from workbench.base.messages.wire import ask_if_there
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.client.takeover import (
     end_broken_off,
@@ -69,8 +69,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
     try:
         check_room(root, _CLUSTER_BYTES)
     except DiskFull:
-        with suppress(OSError):  # not empty: the directory of an earlier cluster
-            root.rmdir()
+        remove_empty(root)  # else the directory of an earlier cluster
         raise
     # A start makes the lock before any other file. Without a lock, the files are not a cluster's,
     # and no lock is made beside them.
@@ -245,8 +244,7 @@ def await_ready(
 
 def keep_from_idling(paths: ClusterPaths) -> None:
     """Report to the keeper: a notebook still shows the cluster. Never raises."""
-    with suppress(RunError):
-        ask(paths.socket, {"op": "status"}, timeout_s=2.0)
+    ask_if_there(paths.socket, {"op": "status"}, timeout_s=2.0)
 
 
 def _end_unfinished(paths: ClusterPaths, spec: ClusterSpec) -> None:
@@ -344,7 +342,4 @@ def _end_process(paths: ClusterPaths, keeper: Process) -> None:
 
 
 def _ask_to_close(paths: ClusterPaths) -> bool:
-    with suppress(RunError):
-        ask(paths.socket, {"op": "close"})
-        return True
-    return False
+    return ask_if_there(paths.socket, {"op": "close"}) is not None

@@ -329,7 +329,7 @@ class Run(LiveDisplayable):
         while True:
             ended = self.state.is_terminal
             try:
-                attempts = attempts_in(self.paths)
+                attempts = self._attempts()
                 for attempt in attempts:
                     if attempt < followed:
                         continue
@@ -352,14 +352,20 @@ class Run(LiveDisplayable):
                 return
             time.sleep(_LOOK_S)
 
+    def _attempts(self) -> list[int]:
+        try:
+            return attempts_in(self.paths)
+        except OSError as error:
+            raise RunError(f"{self.paths.logs} cannot be read: {error.strerror}") from error
+
     def _check_log(self, rank: int, stream: str) -> None:
         """Refuse a stream or a rank unknown to the run."""
         if stream not in get_args(Stream):
             raise one_of("stream", stream, get_args(Stream))
-        with suppress(OSError):  # a run may continue on fewer ranks
-            attempts = attempts_in(self.paths)
-            if any(self.paths.rank_log(each, rank, "stdout").exists() for each in attempts):
-                return
+        # A run may continue on fewer ranks.
+        attempts = self._attempts()
+        if any(self.paths.rank_log(each, rank, "stdout").exists() for each in attempts):
+            return
         if self._is_gone:
             raise RunError(self.message)
         with suppress(OSError, ConfigError):  # without the hostfile, any rank may come

@@ -7,7 +7,6 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +33,7 @@ from workbench.rundir.figures.deadline import said_at_submit
 from workbench.rundir.format import FORMAT
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
-from workbench.rundir.make.unstarted import fail_unstarted
+from workbench.rundir.make.unstarted import keep_reason
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status, has_result
@@ -225,8 +224,7 @@ class Submission:
         except RunError as error:  # the directory must have the reason why the run never started
             # A run that has ended is refused too, and its result stays.
             if not has_result(paths):
-                with suppress(OSError):
-                    fail_unstarted(paths, prepared.spec, error)
+                keep_reason(paths, prepared.spec, error)
             raise
         self._warn_of_ends(prepared)
         return Run.load(paths.root)

@@ -12,11 +12,10 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import is_folder, not_ours, read_json, records, write_json
+from workbench.base.files import is_folder, is_there, not_ours, read_json, records, write_json
 from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import as_float
 from workbench.base.messages.wire import Refused, ask
@@ -260,8 +259,8 @@ def _foreign(paths: Iterable[Path]) -> str:
     for path in paths:
         if path.is_symlink():
             return f"{path} is a symbolic link"
-        with suppress(FileNotFoundError):  # the reader of a missing file reports the error
-            why = not_ours(path)
-            if why:
-                return why
+        # The reader of a missing file reports the error.
+        why = not_ours(path) if is_there(path) else ""
+        if why:
+            return why
     return ""

@@ -117,11 +117,7 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
 
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
-    try:
-        folders = records.folders_in(path / "runs")
-    except OSError:  # not readable, or too many names
-        return None
-    for folder in folders:
+    for folder in records.try_folders(path / "runs"):
         if not (folder / "run.json").is_file() or (folder / "result.json").exists():
             continue
         if folder not in views:

@@ -1,4 +1,4 @@
-"""The boundary around a run: an error of one run reaches neither the keeper nor other runs."""
+"""The boundary around a run or a pod: its error reaches neither the keeper nor other runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from workbench.base.errors import WorkbenchError
+
 logger = logging.getLogger(__name__)
 _last: dict[tuple[str, str], str] = {}
-"""Last logged error of a run and an action, as some actions are repeated every few seconds."""
+"""Last logged error of a run or pod and an action: some actions are repeated every few seconds."""
 
 
 @contextmanager
@@ -33,6 +35,19 @@ def isolate_run_errors(
             _end(run_id, end, error)
     else:
         _last.pop((run_id, doing), None)
+
+
+@contextmanager
+def isolate_pod_errors(pod: str, doing: str) -> Iterator[None]:
+    """Guard an action on a pod that the keeper can do without. The log has each error once."""
+    try:
+        yield
+    except (WorkbenchError, OSError) as error:
+        if _last.get((pod, doing)) != str(error):
+            logger.warning("%s: %s: %s", pod, doing, error)
+        _last[pod, doing] = str(error)
+    else:
+        _last.pop((pod, doing), None)
 
 
 def _end(run_id: str, end: Callable[[Exception], object], error: Exception) -> None:

@@ -6,13 +6,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.package import package_zip
+from workbench.keeper.boundary import isolate_pod_errors
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.files import ContentStore
 from workbench.keeper.link.shared import folders_to_probe, shared_words
@@ -381,7 +381,7 @@ class Fleet:
 
 
 def _keep_alive(link: AgentLink, busy: Collection[AgentLink]) -> None:
-    with suppress(WorkbenchError, OSError):
+    with isolate_pod_errors(link.pod.name, "keeping the agent alive"):
         if link in busy:
             link.call("ping")
         else:
@@ -398,16 +398,14 @@ def _try_open(link: AgentLink) -> bool:
 
 
 def _remove_environments(link: AgentLink) -> None:
-    try:
+    with isolate_pod_errors(link.pod.name, "removing the environments"):
         # A pod that does not answer costs no more time than its end does.
         if link.call("has_environments").get("environments") is True:
             link.work("remove_environments", _REMOVAL_S)
-    except (WorkbenchError, OSError) as error:
-        logger.warning("the environments on %s: %s", link.pod.name, error)
 
 
 def _shut_down(link: AgentLink) -> None:
-    with suppress(WorkbenchError, OSError):
+    with isolate_pod_errors(link.pod.name, "ending the agent"):
         link.call("shutdown")
     link.close()
 

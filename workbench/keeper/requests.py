@@ -19,7 +19,7 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
-from workbench.base.messages.wire import connect, listen
+from workbench.base.messages.wire import connect, listen, shut_down
 from workbench.base.redact import Redactor
 
 logger = logging.getLogger(__name__)
@@ -124,8 +124,7 @@ class RequestServer:
         server = self._server
         self._server = None
         if server is not None:
-            with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # Wakes the accepting thread.
+            shut_down(server)
             server.close()
 
     def _open(self) -> None:

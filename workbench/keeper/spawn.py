@@ -24,6 +24,7 @@ from workbench.base.errors import (
 )
 from workbench.base.files import records
 from workbench.base.files.locks import no_locks_there
+from workbench.base.files.records import facts_of
 from workbench.base.messages.lines import to_line
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
@@ -133,9 +134,9 @@ def take_lock(path: Path) -> bool:
         except OSError as error:
             raise RunError(f"{no_locks_there(path, error)}; another keeper may be there") from error
         # The name may belong to another file by now, or to none.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.lstat(), os.fstat(handle)):
-                return True  # The handle stays open until the process ends.
+        named = facts_of(path)
+        if named is not None and os.path.samestat(named, os.fstat(handle)):
+            return True  # The handle stays open until the process ends.
         os.close(handle)
 
 

@@ -257,12 +257,9 @@ def problem_of(folder: Path) -> str:
         return f"{folder.name} has no manifest that can be read"
     for name, entry in manifest["files"].items():
         path = folder / name
-        try:
-            facts = path.lstat()
-        except OSError:  # also for a name that is too long
+        facts = records.facts_of(path)
+        if facts is None or not stat.S_ISREG(facts.st_mode):  # the name may be too long
             return f"{folder.name}/{name[:200]} is missing"
-        if not stat.S_ISREG(facts.st_mode):
-            return f"{folder.name}/{name} is missing"
         size = facts.st_size
         if size != entry["bytes"]:
             return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
-from workbench.base.json_values import as_float, as_int, as_list, as_str, get_object, parse_record
+from workbench.base.json_values import (
+    as_float,
+    as_int,
+    as_list,
+    as_str,
+    get_object,
+    parse_record,
+    try_record,
+)
 from workbench.base.process import RUN_MARK
 from workbench.base.table import data_frame
 
@@ -296,10 +304,7 @@ def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event |
     """
     if not line.startswith(MARK):
         return None
-    try:
-        event = event_of(parse_record(line[len(MARK) :]))
-    except ValueError:
-        return None
+    event = event_of(try_record(line[len(MARK) :]))
     is_text = event is not None and event.kind in STATE_EVENTS and event.kind not in states
     return None if is_text else event
 
@@ -423,8 +428,4 @@ def records_in(lines: Sequence[bytes]) -> list[object]:
         # A single call for all lines is twice as fast as a call per line.
         return as_list(parse_record(b"[" + b",".join(lines) + b"]"))
     except ValueError:
-        raws = []
-        for line in lines:
-            with suppress(ValueError):
-                raws.append(parse_record(line))
-    return raws
+        return [raw for raw in map(try_record, lines) if raw is not None]

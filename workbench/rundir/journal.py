@@ -89,11 +89,8 @@ class Journal:
 
         Raise OSError if there is no room.
         """
-        with suppress(OSError):
-            size = self._paths.reserve.lstat().st_size
-            if size == _RESERVE_BYTES:  # from an earlier keeper
-                return
-        write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
+        if records.size_of(self._paths.reserve) != _RESERVE_BYTES:  # else from an earlier keeper
+            write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
     def recover(
         self, states: Collection[str] = STATE_EVENTS, restarts: Sequence[Event] = ()
@@ -262,8 +259,10 @@ class Journal:
 
         Raise OSError on failure.
         """
-        with suppress(OSError):
+        try:
             self._scalars.close()
+        except OSError as error:
+            logger.info("the curves of %s are drawn anew: %s", self._paths.root, error)
         for curves in records.files_below(self._paths.tensorboard):
             if curves.name.startswith("events.out.tfevents."):
                 curves.unlink(missing_ok=True)

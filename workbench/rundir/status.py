@@ -22,7 +22,6 @@ from workbench.base.files import (
     is_missing,
     is_there,
     load_json,
-    read_bytes,
     read_json,
     read_known,
     unreadable,
@@ -30,8 +29,17 @@ from workbench.base.files import (
     write_json,
 )
 from workbench.base.files.locks import is_locked
+from workbench.base.files.records import try_read
 from workbench.base.json_values import Json, as_list, as_str
-from workbench.base.process import Process, activity, boot_id, is_alive, process_table
+from workbench.base.process import (
+    Process,
+    activity,
+    boot_id,
+    is_alive,
+    kernel_text,
+    process_table,
+    status_of,
+)
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import mask_secrets
 from workbench.base.words import printable
@@ -198,12 +206,12 @@ def keeper_process(root: Path) -> Process | None:
 
     None: no keeper.
     """
-    words = b"\0".join([b"-m", entries.KEEPER.encode(), os.fsencode(root), b""])
+    words = "\0".join(["-m", entries.KEEPER, str(root), ""])
     for process in process_table().values():
-        with suppress(OSError):
-            proc = Path(f"/proc/{process.pid}")
-            if proc.stat().st_uid == os.getuid() and words in (proc / "cmdline").read_bytes():
-                return process
+        # Another user may run a process with the same words.
+        own = status_of(process.pid).get("Uid", "").split()[:1] == [str(os.getuid())]
+        if own and words in kernel_text(f"/proc/{process.pid}/cmdline"):
+            return process
     return None
 
 
@@ -273,10 +281,8 @@ def _result_of(paths: RunPaths) -> Json:
 
 def _is_torn(file: Path) -> bool:
     """Whether a file that is no JSON object begins as a record, has zeros or has nothing."""
-    try:
-        return read_bytes(file)[:1] in (b"", b"{", b"\0")
-    except OSError:  # A link or a pipe is no record of the keeper.
-        return False
+    content = try_read(file)  # None: a link or a pipe is no record of the keeper.
+    return content is not None and content[:1] in (b"", b"{", b"\0")
 
 
 def _torn_words(paths: RunPaths) -> str:

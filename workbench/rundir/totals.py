@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
+from workbench.base.files.records import facts_of
 from workbench.base.json_values import as_float, as_int, numbers_of
 from workbench.base.words import truncate
 from workbench.rundir.events import Event, EventKind, EventTail
@@ -389,8 +389,10 @@ class TotalsTail:
     def read(self) -> RunTotals:
         """Return the totals of all events so far. Any thread may call the method."""
         # If the file is not there yet, or is gone, keep the earlier totals.
-        with self._lock, suppress(OSError):
-            found = self._path.stat()
+        with self._lock:
+            found = facts_of(self._path)
+            if found is None:
+                return self._totals
             # A replaced or truncated file lacks the earlier events, so begin again.
             file = (found.st_dev, found.st_ino)
             if file != self._file or found.st_size < self._size:
@@ -399,7 +401,7 @@ class TotalsTail:
             self._size = found.st_size
             for event in self._tail.read():
                 self._totals.take(event)
-        return self._totals
+            return self._totals
 
     def _begin(self) -> None:
         self._tail = EventTail(self._path)

@@ -21,7 +21,7 @@ from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
 from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.figures.workers import GpuUse
-from workbench.rundir.output.attempts import attempts_in, rank_logs
+from workbench.rundir.output.attempts import attempts_in, last_logs
 from workbench.rundir.output.tail import LogTail
 from workbench.rundir.register.registered import (
     cluster_of,
@@ -178,9 +178,7 @@ class RunView:
     @property
     def ranks(self) -> list[int]:
         """Ranks with a log in the last attempt."""
-        with suppress(OSError):  # not there yet, not readable, or too many names
-            return sorted({rank for rank, _ in rank_logs(self.paths, self._attempt, "std*")})
-        return []
+        return sorted({rank for rank, _ in last_logs(self.paths, "std*")})
 
     @property
     def _attempt(self) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 from workbench.agent.tasks import Answer, Tasks
 from workbench.base.files import open_record
+from workbench.base.process import send_signal
 
 _WORK = "workbench.agent.packages.environment"
 _MADE = ".workbench-made"
@@ -76,8 +76,7 @@ class Installs:
         """Ask a fork to end, and to remove its half environment."""
         task = self._working.get(run)
         if task is not None:
-            with suppress(ProcessLookupError):
-                os.kill(task, signal.SIGTERM)
+            send_signal(task, signal.SIGTERM)
 
     def stop_all(self) -> None:
         for run in self._working:

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.agent.gpus import GpuWatch
@@ -20,9 +19,10 @@ from workbench.agent.machine import (
 )
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
-from workbench.base.errors import RunError
+from workbench.base.files.records import facts_of
 from workbench.base.machine.limits import cores, memory_gib, most_memory_gib
-from workbench.base.messages.wire import ask
+from workbench.base.messages.wire import ask_if_there
+from workbench.base.process import kernel_link, process_table
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
@@ -63,11 +63,8 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
 
 def process_gib(folder: Path) -> float | None:
     """Return the memory of a process with the imports of a rank. None: no agent measured one."""
-    try:
-        hello = ask(folder / "agent.sock", {"op": "hello"}, timeout_s=_AGENT_S)
-    except RunError:
-        return None
-    return float(hello["process_bytes"]) / _GIB or None
+    hello = ask_if_there(folder / "agent.sock", {"op": "hello"}, timeout_s=_AGENT_S)
+    return None if hello is None else float(hello["process_bytes"]) / _GIB or None
 
 
 def extensions_folder() -> Path:
@@ -85,14 +82,14 @@ def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
         return
     busy = _working_folders()
     for path in locks:
-        with suppress(FileNotFoundError):  # the build has just ended
-            age_s = time.time() - path.stat().st_mtime
-            folder = path.parent.resolve()
-            yield {
-                "path": str(path),
-                "age_s": max(0.0, age_s),
-                "busy": str(folder) in busy,
-            }
+        lock = facts_of(path)
+        if lock is None:  # the build has just ended
+            continue
+        yield {
+            "path": str(path),
+            "age_s": max(0.0, time.time() - lock.st_mtime),
+            "busy": str(path.parent.resolve()) in busy,
+        }
 
 
 def clear_stale_locks() -> None:
@@ -114,11 +111,7 @@ def clear_stale_locks() -> None:
 
 
 def _working_folders() -> set[str]:
-    folders = set()
-    for process in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):  # another user's, or gone
-            folders.add(str(process.readlink()))
-    return folders
+    return {kernel_link(f"/proc/{pid}/cwd") for pid in process_table()}
 
 
 def _room(folder: Path) -> dict[str, float] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from workbench.agent.gpus import Question, cores_near_gpus
 from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.memory import MemoryWatch
-from workbench.agent.ranks.output import OutputPump, Readable, has_output, read_chunks
+from workbench.agent.ranks.output import OutputPump, Readable, has_output, read_at, read_chunks
 from workbench.agent.ranks.rank import Rank
 from workbench.agent.ranks.records import (
     LEAVE_ASKED,
@@ -25,8 +24,8 @@ from workbench.agent.ranks.records import (
     read_attempt,
 )
 from workbench.agent.ranks.request import Message, RunRequest
-from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
+from workbench.base.files.records import facts_of
 from workbench.base.machine.nvml import VISIBLE
 from workbench.base.process import (
     POD_MARK,
@@ -311,12 +310,11 @@ class PodRun:
         sizes: dict[int, int] = {}
         for number, rank in self.ranks.items():
             # Without the file there is no handler, and the signal would end the process.
-            with contextlib.suppress(OSError):
-                size = (rank.folder / stacks.STACKS).stat().st_size
-                if rank.phase != "running" or rank.process is None:
-                    continue
-                if rank.process.send(stacks.SIGNAL):
-                    sizes[number] = size
+            written = facts_of(rank.folder / stacks.STACKS)
+            if written is None or rank.phase != "running" or rank.process is None:
+                continue
+            if rank.process.send(stacks.SIGNAL):
+                sizes[number] = written.st_size
         return sizes
 
     def demand_stacks(self, sizes: Mapping[int, int]) -> None:
@@ -326,23 +324,22 @@ class PodRun:
         """
         for number, size in sizes.items():
             rank = self.ranks[number]
-            with contextlib.suppress(OSError):
-                has_written = (rank.folder / stacks.STACKS).stat().st_size > size
-                if rank.phase != "running" or rank.process is None or has_written:
-                    continue
-                _, is_stopped = activity(rank.process.pid)
-                if not is_stopped:
-                    rank.process.send_to_main_thread(stacks.AT_ONCE)
+            written = facts_of(rank.folder / stacks.STACKS)
+            if written is None or written.st_size > size:
+                continue
+            if rank.phase != "running" or rank.process is None:
+                continue
+            _, is_stopped = activity(rank.process.pid)
+            if not is_stopped:
+                rank.process.send_to_main_thread(stacks.AT_ONCE)
 
     def stacks(self, sizes: Mapping[int, int]) -> dict[str, str]:
         """Return the stacks written since `ask_stacks`; "" for a rank that wrote none."""
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
             path = self.ranks[number].folder / stacks.STACKS
-            with contextlib.suppress(OSError), open_record(path) as file:
-                file.seek(size)
-                written = file.read(_STACKS_BYTES)
-                texts[str(number)] = written.decode("utf-8", "replace")
+            written = read_at(path, size, _STACKS_BYTES)
+            texts[str(number)] = written.decode("utf-8", "replace")
         return texts
 
     def _kill(self, table: Mapping[int, Process], pids: set[int]) -> bool:

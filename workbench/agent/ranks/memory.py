@@ -7,16 +7,15 @@ and in a fork. In between, the sizes of every second are compared with the last 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from workbench.agent.machine import Resident, resident
 from workbench.agent.tasks import Answer, Tasks
+from workbench.base.process import kernel_text
 
 _EVERY_S = 60.0
 _BUDGET_S = 1.0  # CPU time of a look
@@ -118,12 +117,9 @@ def _exact_share(pid: int) -> tuple[int, int] | None:
 
     A page of several processes is divided by their number (PSS). None: the share cannot be read.
     """
-    facts: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-            name, _, rest = line.partition(":")
-            facts[name] = int(rest.split()[0]) * 1024
-    if "Pss" not in facts:
+    lines = kernel_text(f"/proc/{pid}/smaps_rollup").splitlines()
+    sizes = dict(line.split(":", 1) for line in lines[1:])
+    if "Pss" not in sizes:
         return None
-    shared = facts.get("Pss_Shmem", 0)
-    return facts["Pss"] - shared, shared
+    whole, shared = (int(sizes.get(name, "0").split()[0]) * 1024 for name in ("Pss", "Pss_Shmem"))
+    return whole - shared, shared

@@ -7,8 +7,6 @@ limit is dropped.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -19,6 +17,8 @@ from pathlib import Path
 
 from workbench.agent.ranks.request import Message, whole_in
 from workbench.base.files import open_record, records
+from workbench.base.files.records import size_of
+from workbench.base.messages.lines import widen
 from workbench.base.process import output_pipe
 
 _MOST_BYTES = 4 << 20  # the order of later output is not recorded
@@ -63,14 +63,6 @@ class OutputOrder:
         return read_at(self.log, offset, count)
 
 
-def size_of(path: Path) -> int:
-    """Return the size of a log; 0 for a missing log."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def read_at(path: Path, offset: int, count: int) -> bytes:
     """Return at most `count` bytes of a log from an offset; b"" if the log cannot be read."""
     try:
@@ -111,11 +103,10 @@ class OutputStream:
     def open(self) -> None:
         """Create the pipe before the rank's start. Without a pipe the rank writes into the log."""
         self.close()
-        with contextlib.suppress(OSError):
-            self.log.touch(0o600)
         self._written = size_of(self.log)
         self.dropped = 0
         try:
+            self.log.touch(0o600)
             self._path.unlink(missing_ok=True)
             os.mkfifo(self._path, 0o600)
             self.pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,8 +115,7 @@ class OutputStream:
         except OSError as error:
             _log.warning("no pipe at %s: %s", self._path, error)
             return
-        with contextlib.suppress(OSError):  # the user's pipes may have taken all that is allowed
-            fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        widen(self.pipe, _PIPE_BYTES)
 
     def drain(self) -> None:
         """Empty the pipe. Bytes written meanwhile may stay."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,8 @@ from workbench.base.process import (
     open_output,
     rank_log,
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -124,25 +126,32 @@ class Rank:
 
     def ask(self, process: Process) -> None:
         """Ask the rank to end: the Trainer after a step, else by a handled SIGTERM, or SIGINT."""
-        if (self.folder / "trainer-listens").exists():
-            with suppress(OSError):
-                (self.folder / "trainer-asked").touch()
-                self.asked = "Trainer"
-                return
+        if self._takes("trainer-listens", "trainer-asked"):
+            self.asked = "Trainer"
+            return
         signum = signal.SIGINT
         if catches(process.pid, signal.SIGTERM):
             signum = signal.SIGTERM
         self.asked = signum.name
         process.send(signum)
 
+    def _takes(self, listens: str, asked: str) -> bool:
+        """Leave a request for a rank that looks for the file. False: a signal must do."""
+        if not (self.folder / listens).exists():
+            return False
+        try:
+            (self.folder / asked).touch()
+        except OSError as error:
+            _log.warning("rank %d: no file %s: %s", self.place.rank, asked, error)
+            return False
+        return True
+
     def announce_shutdown(self) -> bool:
         """Tell the rank that the pod is ending. Return whether the rank acts on the notice."""
         if self.process is None or not self.live:
             return False
-        if (self.folder / LEAVE_LISTENS).exists():
-            with suppress(OSError):
-                (self.folder / LEAVE_ASKED).touch()
-                return True
+        if self._takes(LEAVE_LISTENS, LEAVE_ASKED):
+            return True
         if catches(self.process.pid, signal.SIGTERM):
             self.process.send(signal.SIGTERM)
             return True

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import logging
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
 from workbench.base.files import open_record, records, write_bytes, write_json
+from workbench.base.files.folders import remove_file
 from workbench.base.messages.lines import from_line
 from workbench.base.process import boot_id
 
+_log = logging.getLogger(__name__)
 DONE = "done.json"
 """File in the rank's folder: the rank has finished all requested work."""
 LEAVE_LISTENS = "leave-listens"
@@ -218,8 +220,10 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 def keep_room(folder: Path) -> None:
     """Reserve room on the disk for a rank's record, if there is any."""
-    with contextlib.suppress(OSError):
+    try:
         write_bytes(folder / _RESERVE, bytes(_RESERVE_BYTES))
+    except OSError as error:
+        _log.warning("no room is reserved for the record of a rank: %s", error)
 
 
 def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
@@ -229,8 +233,7 @@ def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
         write_json(path, {"attempt": attempt, "restart": restart})
     except OSError:
         # No number is better than the number of an earlier attempt.
-        with contextlib.suppress(OSError):
-            path.unlink()
+        remove_file(path)
 
 
 def read_attempt(folder: Path) -> tuple[int, int]:
@@ -243,9 +246,7 @@ def read_attempt(folder: Path) -> tuple[int, int]:
     restart = kept.get("restart")
     if isinstance(attempt, int) and isinstance(restart, int):
         return attempt, restart
-    folders: Sequence[Path] = ()
-    with contextlib.suppress(OSError):
-        folders = records.folders_in(folder, "attempt-*")
+    folders = records.try_folders(folder, "attempt-*")
     numbers = [path.name.removeprefix("attempt-") for path in folders]
     return 0, max((int(number) for number in numbers if number.isdecimal()), default=0)
 

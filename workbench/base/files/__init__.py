@@ -16,6 +16,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type
 from workbench.base.files.records import (
+    facts_of,
     open_record,
     read_bytes,
     read_text,
@@ -224,8 +225,5 @@ class KeptFile:
         self._stamp = self._look()
 
     def _look(self) -> tuple[int, int, int] | None:
-        try:
-            facts = self._path.lstat()
-        except OSError:
-            return None
-        return facts.st_ino, facts.st_mtime_ns, facts.st_size
+        facts = facts_of(self._path)
+        return None if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)

@@ -50,6 +50,24 @@ def weakness(folder: Path, *, elsewhere: str = "") -> str:
     return ""
 
 
+def remove_file(path: Path) -> bool:
+    """Remove a file where possible. Return whether nothing is there any more."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def remove_empty(folder: Path) -> bool:
+    """Remove a folder with nothing in it. Return False if the folder is missing or stays."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def remove_folder(name: str | Path, place: int | None = None) -> None:
     """Remove a folder and all below it where possible, at any depth. A link stays.
 
@@ -163,13 +181,16 @@ def _others_in(group: int) -> list[str]:
 
 def _has_account(user: int) -> bool:
     # In a container the owner of a mounted folder often has no name, and no process runs as it.
-    with contextlib.suppress(KeyError):
-        return bool(pwd.getpwuid(user).pw_name)
-    return os.geteuid() != 0
+    return bool(_account(user)) or os.geteuid() != 0
 
 
 def _name(user: int) -> str:
+    return _account(user) or f"user id {user}"
+
+
+def _account(user: int) -> str:
+    """Return the name of a user id; "" without an account on this machine."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
-        return f"user id {user}"
+        return ""

@@ -72,6 +72,31 @@ def content_of(file: BinaryIO, path: Path, limit: int) -> bytes:
     return data
 
 
+def try_read(path: Path) -> bytes | None:
+    """Return the content of a record; None for a missing or unreadable record."""
+    try:
+        return read_bytes(path)
+    except OSError:
+        return None
+
+
+def facts_of(path: Path) -> os.stat_result | None:
+    """Return what the system knows of a file, not following a link; None for a missing file.
+
+    A file in a folder that cannot be read counts as missing.
+    """
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes; 0 for a missing file."""
+    facts = facts_of(path)
+    return 0 if facts is None else facts.st_size
+
+
 def read_text(path: Path) -> str:
     """Return the text of a record; invalid UTF-8 is escaped."""
     return read_bytes(path).decode("utf-8", errors="replace")
@@ -178,6 +203,22 @@ def files_in(folder: Path, pattern: str = "*") -> list[Path]:
 def folders_in(folder: Path, pattern: str = "*") -> list[Path]:
     """Return the paths of the folders in a folder, sorted, as `files_in` returns files."""
     return [folder / name for name, mode in entries_of(folder, pattern) if stat.S_ISDIR(mode)]
+
+
+def try_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return files as `files_in`; [] for a folder that is closed or has too many names."""
+    try:
+        return files_in(folder, pattern)
+    except OSError:
+        return []
+
+
+def try_folders(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return folders as `folders_in`; [] for a folder that is closed or has too many names."""
+    try:
+        return folders_in(folder, pattern)
+    except OSError:
+        return []
 
 
 def files_below(folder: Path) -> list[Path]:

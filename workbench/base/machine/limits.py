@@ -5,12 +5,11 @@ Standard library and parts of `base/`, as the text also travels to hosts.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.base.process import control_groups
+from workbench.base.process import control_groups, kernel_text
 
 _ROOT = Path("/sys/fs/cgroup")
 _COUNTERS = ("memory.events", "memory.oom_control")
@@ -62,12 +61,8 @@ def most_memory_gib() -> float | None:
 
 def memory_gib(name: str) -> float | None:
     """Return a size of `/proc/meminfo` in GiB, such as `MemAvailable`; None: unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes = dict(line.split(":", 1) for line in lines)
-    return int(sizes[name].split()[0]) / 2**20
+    sizes = dict(line.split(":", 1) for line in kernel_text("/proc/meminfo").splitlines())
+    return int(sizes[name].split()[0]) / 2**20 if sizes else None
 
 
 def cores() -> float:
@@ -90,26 +85,21 @@ def _quota(group: Path) -> list[float]:
     """Return the limit of a group in cores, in either version's form; empty for none."""
     words: list[str] = []
     for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        with contextlib.suppress(OSError, ValueError):
-            words += (group / name).read_text().split()
-    with contextlib.suppress(ValueError):  # "max" has no number, and -1 means no limit
-        quota, period = map(int, words)
-        if quota > 0 and period > 0:
-            return [quota / period]
-    return []
+        words += kernel_text(group / name).split()
+    # "max" and -1 mean no limit.
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return []
+    quota, period = map(int, words)
+    return [quota / period]
 
 
 def kills_in(group: Path) -> int | None:
     """Return the number of out-of-memory kills in a group; None: the group has no counter."""
     for name in _COUNTERS:
-        try:
-            lines = (group / name).read_text().splitlines()
-            pairs = [line.split() for line in lines]
-            kills = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
-        except (OSError, ValueError):
-            continue
-        if kills:
-            return kills[0]
+        for line in kernel_text(group / name).splitlines():
+            counter, _, kills = line.partition(" ")
+            if counter == "oom_kill" and kills.isdecimal():
+                return int(kills)
     return None
 
 
@@ -124,8 +114,7 @@ def limit_in_bytes(group: Path) -> int | None:
 def first_number(group: Path, names: Sequence[str]) -> int | None:
     """Return the number in the first of a group's files that has one; None for none."""
     for name in names:
-        try:
-            return int((group / name).read_text())
-        except (OSError, ValueError):
-            continue
+        number = kernel_text(group / name).strip()
+        if number.isdecimal():  # "max" has no number
+            return int(number)
     return None

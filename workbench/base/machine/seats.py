@@ -359,9 +359,9 @@ def _open_turn(path: Path) -> int:
 
 def _shared_folder() -> Path:
     for name in _FOLDERS:
-        with contextlib.suppress(OSError):
-            if stat.S_IMODE(Path(name).stat().st_mode) & 0o1777 == 0o1777:
-                return Path(name)
+        folder = Path(name)
+        if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & 0o1777 == 0o1777:
+            return folder
     folders = " nor ".join(_FOLDERS)
     raise ValueError(f"neither {folders} is a folder that all users may write to, mode 1777")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
@@ -102,6 +104,18 @@ class Lines:
         del self._rest[: end + 1]
         self._searched = 0
         return line
+
+
+def widen(pipe: int, size: int) -> None:
+    """Let a pipe hold more bytes, if the user's pipes have not taken all that is allowed."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+
+
+def send_if_open(descriptor: int, data: bytes) -> None:
+    """Write bytes once. A peer that has gone or reads nothing is no error."""
+    with contextlib.suppress(OSError):
+        os.write(descriptor, data)
 
 
 def deadline(timeout_s: float | None) -> float | None:

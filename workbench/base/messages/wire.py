@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,12 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
+def shut_down(line: socket.socket) -> None:
+    """End a connection or a listener, and wake the threads that wait there. Idempotent."""
+    with suppress(OSError):  # ended or never connected
+        line.shutdown(socket.SHUT_RDWR)
+
+
 def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
     """Send a request to the socket at `path` and return the answer.
 
@@ -91,3 +97,13 @@ def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> d
         kind = Unanswered if sent else RunError
         why = "timed out" if isinstance(error, TimeoutError) else error
         raise kind(f"the keeper of {path.parent} does not answer ({why})") from error
+
+
+def ask_if_there(
+    path: Path, request: Mapping[str, object], timeout_s: float = 30.0
+) -> dict[str, Any] | None:
+    """Return the answer at `path`; None if the other side refuses, has ended or is silent."""
+    try:
+        return ask(path, request, timeout_s)
+    except RunError:
+        return None

@@ -22,7 +22,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from workbench.base.child import start
 from workbench.base.errors import BackendError
 from workbench.base.files import read_json, write_json
 from workbench.base.messages.wire import connect, listen
-from workbench.base.process import is_alive, process_start_time
+from workbench.base.process import is_alive, process_start_time, send_signal
 
 HOST = "127.0.0.1"
 
@@ -103,8 +102,7 @@ class BoardServer:
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + _STOP_S
             if self.is_alive:
-                with suppress(ProcessLookupError):
-                    os.kill(self.pid, number)
+                send_signal(self.pid, number)
             while self.is_alive and time.monotonic() < deadline:
                 _reap()
                 time.sleep(0.02)

@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.files import read_json, records
@@ -68,26 +67,21 @@ def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:
     found = []
     for paths in find_all(folder, goes_on=lambda: time.thread_time() < end_s):
         if isinstance(paths, RunPaths):
-            with suppress(OSError):
-                found.append((paths.info.stat().st_mtime, paths))
+            info = records.facts_of(paths.info)
+            if info is not None:
+                found.append((info.st_mtime, paths))
     found.sort(key=lambda each: each[0], reverse=True)
     return [paths for _, paths in found[:_RUNS]]
 
 
 def _folders(folder: Path) -> Sequence[Path]:
-    try:
-        folders = records.folders_in(folder)
-    except OSError:
-        return []
+    folders = records.try_folders(folder)
     return [path for path in folders if not path.name.startswith(".")][:_FOLDERS]
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files of rows in a folder; files of runs and configurations are none."""
-    try:
-        files = records.files_in(folder)
-    except OSError:
-        return
+    files = records.try_files(folder)
     names = {path.name for path in files}
     if "run.json" in names or "cluster.json" in names or _is_model(folder):
         return
@@ -98,10 +92,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_model(folder: Path) -> bool:
-    try:
-        names = {path.name for path in records.files_in(folder, "*config.json")}
-    except OSError:
-        return False
+    names = {path.name for path in records.try_files(folder, "*config.json")}
     return "config.json" in names or "adapter_config.json" in names
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv
 
+logger = logging.getLogger(__name__)
 _COMMAND_NOTE = (
     "CLUSTER and RUN stand for what is made at the start, 29500 for a port that is free then; "
     "cluster.command(job) gives the line to the letter."
@@ -86,8 +87,10 @@ def preview_of(composition: Composition) -> Preview:
 
 def count_memory(composition: Composition) -> None:
     """Compute and cache the memory of a composition, which takes some seconds. Never raises."""
-    with contextlib.suppress(WorkbenchError, OSError):
+    try:
         predict(composition.make_job(), pods=composition.value("count"), gpus=composition.pods.gpus)
+    except (WorkbenchError, OSError) as error:
+        logger.info("the memory is unknown: %s", error)
 
 
 def _batch_text(composition: Composition) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -17,6 +16,7 @@ from typing import IO, Any
 from workbench.base import entries
 from workbench.base.child import (
     child_environment,
+    close_input,
     ended_within,
     limit_memory,
     machine_bytes,
@@ -151,10 +151,8 @@ class ModelServer:
         self._process = None
         if process is None:
             return
-        assert process.stdin is not None and process.stdout is not None
-        # Requests that the child has not read are still in the buffer.
-        with suppress(OSError):
-            process.stdin.close()
+        assert process.stdout is not None
+        close_input(process)
         if not ended_within(process, _END_S):
             process.kill()
             process.wait()

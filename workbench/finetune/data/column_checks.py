@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import parse_json
+from workbench.base.json_values import try_record
 from workbench.base.words import pluralize, strip_controls
 from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.forms.marks import (
@@ -467,8 +466,8 @@ def _texts(value: object) -> Iterator[str]:
 def _unpacked(value: object) -> object:
     """Return the list or object of a JSON text, as in a CSV table; any other value as given."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        with suppress(ValueError):
-            return parse_json(value)
+        parsed = try_record(value)
+        return value if parsed is None else parsed
     return value
 
 

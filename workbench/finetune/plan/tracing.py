@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from workbench.base.errors import ConfigError, WorkbenchError, require_package
 from workbench.base.files import read_json, write_json
 from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
 
+logger = logging.getLogger(__name__)
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
 """Answer of the tracing process as JSON.
@@ -98,9 +99,11 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
             continue
         answers[name] = {**answer, "points": {name: answer["points"][name]}}
         # A cache that cannot be written costs some seconds, but the plan is still made.
-        with contextlib.suppress(OSError):
+        try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json(place, answers[name])
+        except OSError as error:
+            logger.info("the next plan traces the model again: %s", error)
     return answers
 
 

@@ -7,10 +7,10 @@ A note in the user's private folder names the files of the earlier run.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from workbench.finetune.methods.registry import method_of
 from workbench.rundir.stores.address import is_address
 
 # Options that the check of a row does not read. Any other change makes the rows be checked again.
+logger = logging.getLogger(__name__)
 _UNREAD = {
     "adam_beta1",
     "adam_beta2",
@@ -174,8 +175,7 @@ def _note(key: str) -> Path:
 def _remember(key: str, made: Prepared) -> None:
     """Leave a note; without one, the next run checks its rows again."""
     states: dict[str, _State] = {}
-    # ValueError: a path that is not UTF-8.
-    with suppress(OSError, ConfigError, ValueError):
+    try:
         for name, path in _written(made):
             with open_record(path) as file:
                 states[name] = _state(os.fstat(file.fileno()))
@@ -186,6 +186,9 @@ def _remember(key: str, made: Prepared) -> None:
         by_age = sorted(_notes().glob("*.json"), key=lambda note: note.stat().st_mtime_ns)
         for old in by_age[:-_MOST]:
             old.unlink(missing_ok=True)
+    # ValueError: a path that is not UTF-8.
+    except (OSError, ConfigError, ValueError) as error:
+        logger.info("the next run checks its rows again: %s", error)
 
 
 def _noted(key: str) -> _Earlier | None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.agent.supervisor import Agent
 from workbench.base.files import write_json
+from workbench.base.messages.lines import send_if_open
 from workbench.base.process import become_subreaper
 from workbench.rundir.events import MARK
 from workbench.rundir.output.cutter import LineSplitter
@@ -117,5 +116,4 @@ class _Echo:
         for _, line in self._splitter.feed(data):
             if line and not line.startswith(MARK):
                 # A closed output of the container must not end the training.
-                with suppress(OSError):
-                    os.write(self._own, f"{line}\n".encode())
+                send_if_open(self._own, f"{line}\n".encode())

@@ -278,10 +278,16 @@ class AgentLink(PodFiles):
         return done.stdout
 
     def _stamp_now(self, path: str) -> str:
-        with suppress(RemoteError):
-            answer = self.call("stamp", path=path)
-            return as_str(answer.get("stamp"))
-        return ""
+        answer = self._try_call("stamp", path=path) or {}
+        return as_str(answer.get("stamp"))
+
+    def _try_call(self, op: str, **fields: str) -> dict[str, Any] | None:
+        """Return the agent's answer; None if the agent refuses or cannot be reached."""
+        try:
+            return self.call(op, **fields)  # type: ignore[arg-type] # no field is `timeout_s`
+        except RemoteError as error:
+            logger.info("%s: %s: %s", self.pod.name, op, error)
+            return None
 
     def _free_bytes(self) -> int:
         argv = ["df", "-B1", "--output=avail", "--", self.pod.root]
@@ -331,8 +337,10 @@ class AgentLink(PodFiles):
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
                 if not self._is_alive(self._ssh):
-                    with suppress(RemoteError, PodError):
+                    try:
                         self.open()
+                    except (RemoteError, PodError) as error:  # the next turn reports the error
+                        logger.debug("%s is not there again: %s", self.pod.name, error)
         finally:
             self._retrying.now = False
 
@@ -358,10 +366,7 @@ class AgentLink(PodFiles):
     def _is_alive(self, ssh: SSHConnection | None) -> bool:
         if ssh is None or ssh is not self._ssh or not ssh.is_open:
             return False
-        with suppress(RemoteError):
-            self.call("ping")
-            return True
-        return False
+        return self._try_call("ping") is not None
 
     def _connection(self) -> SSHConnection:
         if self._ssh is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import read_text, write_text
+from workbench.base.files import write_text
+from workbench.base.files.records import try_read
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
 from workbench.base.words import truncate
@@ -161,9 +161,7 @@ def _stacks_in(answer: Mapping[str, object], pod: str, ranks: Collection[int]) -
 
 
 def _holds(path: Path, content: str) -> bool:
-    with suppress(OSError):
-        return read_text(path) == content
-    return False
+    return try_read(path) == content.encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import read_text, write_text
+from workbench.base.files.folders import remove_file
 from workbench.pods.pod import Pod
 from workbench.rundir.spec import ClusterSpec
 
@@ -96,5 +96,4 @@ def _sees(ssh: SSHConnection, pod: Pod, folder: Path) -> bool:
         return False
     finally:
         for made in (path, mine):
-            with suppress(OSError):
-                made.unlink(missing_ok=True)
+            remove_file(made)

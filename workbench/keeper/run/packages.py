@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.files.folders import remove_file
 from workbench.base.json_values import as_str, get_object, parse_json
 from workbench.base.words import short_list, truncate
 from workbench.jobs.requirements.requirements import Requirements
@@ -189,8 +189,8 @@ class Packages:
         except (WorkbenchError, OSError) as error:
             logger.warning("the log of pip on %s: %s", link.pod.name, error)
             # The masking may have failed.
-            with suppress(OSError):
-                local.unlink(missing_ok=True)
+            if not remove_file(local):
+                logger.warning("%s may hold secrets, and cannot be removed", local)
 
 
 def _is_older(version: str, least: str) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
-from workbench.base.files import read_text
+from workbench.base.files.records import try_read
 from workbench.base.json_values import as_float, get_object
 from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import (
@@ -164,10 +164,13 @@ class Runner:
 
         `run` then fails with the hostfile error.
         """
-        with suppress(RunError):
+        try:
             check_hostfile(self.context)
-            self.context = self.context.on(links)
-            self._attempt = self._new_attempt()
+        except RunError as error:
+            logger.info("run %s is not moved: %s", self.context.run_id, error)
+            return
+        self.context = self.context.on(links)
+        self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
         """Execute the run. Any error, also of the keeper, becomes a result and is not raised."""
@@ -589,9 +592,7 @@ class Runner:
             return str(self._attempt.command)
         if not self.context.inherited:
             return ""
-        with suppress(OSError):
-            return read_text(self.context.paths.command).strip()
-        return ""
+        return (try_read(self.context.paths.command) or b"").decode(errors="replace").strip()
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(

@@ -8,13 +8,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_text
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import uptime_clock
+from workbench.keeper.boundary import isolate_pod_errors
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -304,7 +303,7 @@ class StallGuard:
             for rank in context.ranks_on(link):
                 remote = context.on_pod(link).rank(rank) / FLIGHT
                 # A stopped rank writes nothing.
-                with suppress(WorkbenchError, OSError):
+                with isolate_pod_errors(link.pod.name, f"copying the flight record of rank {rank}"):
                     link.get(str(remote), context.paths.flight(rank))
 
         context.everywhere(fetch)

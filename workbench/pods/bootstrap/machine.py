@@ -6,7 +6,6 @@ the limit, the kernel ends a process of the group, ranks first: the agents ask f
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import glob
 import ipaddress
@@ -20,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError
+from workbench.base.files.folders import remove_empty
+from workbench.base.files.records import facts_of
 from workbench.base.machine.seats import gpus_here
-from workbench.base.process import control_groups
+from workbench.base.process import control_groups, kernel_link, kernel_text
 
 _PORTS = range(20_000, 32_000)  # below the ports that Linux hands to outgoing connections
 _LISTENING = "0A"
@@ -68,9 +69,8 @@ def port_holder(address: str, port: int) -> int | None:
     inodes = set(_listening_inodes(address, port))
     # `Path.glob` raises when a process ends.
     for link in glob.iglob("/proc/[0-9]*/fd/*") if inodes else ():  # noqa: PTH207
-        with contextlib.suppress(OSError):
-            if os.readlink(link) in inodes:  # noqa: PTH115
-                return int(link.split("/")[2])
+        if kernel_link(link) in inodes:
+            return int(link.split("/")[2])
     return None
 
 
@@ -104,21 +104,18 @@ def _listening_inodes(address: str, port: int) -> Iterator[str]:
         f"{0:032X}:{port:04X}",
     }
     for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[1] in wanted and words[3] == _LISTENING:
-                    yield f"socket:[{words[9]}]"
+        for line in kernel_text(f"/proc/net/{table}").splitlines()[1:]:
+            words = line.split()
+            if words[1] in wanted and words[3] == _LISTENING:
+                yield f"socket:[{words[9]}]"
 
 
 def _by_whom(address: str, port: int) -> str:
     pid = port_holder(address, port)
     if pid is None:
         return ""
-    name = ""
-    with contextlib.suppress(OSError):
-        name = f", {Path(f'/proc/{pid}/comm').read_text().strip()}"
-    return f" by process {pid}{name}"
+    name = kernel_text(f"/proc/{pid}/comm").strip()
+    return f" by process {pid}, {name}" if name else f" by process {pid}"
 
 
 def check_gpus(wanted: int, usable: int | None = None) -> None:
@@ -157,12 +154,11 @@ class MemoryLimit:
             try:
                 folder.mkdir(exist_ok=True)
                 limit.write_text(str(int(gib * 2**30)))
+                if swap.exists():  # a kernel that counts no swap has no such file
+                    swap.write_text("0" if version == 2 else str(int(gib * 2**30)))
             except OSError:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                remove_empty(folder)
                 continue
-            with contextlib.suppress(OSError):  # a kernel that counts no swap has no such file
-                swap.write_text("0" if version == 2 else str(int(gib * 2**30)))
             return cls(folder)
         return None
 
@@ -174,8 +170,7 @@ class MemoryLimit:
         """Remove the group once its processes are gone; gives up after two seconds. Idempotent."""
         deadline = time.monotonic() + _REMOVE_S
         while self.folder.exists() and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):  # busy for as long as the dead are not reaped
-                self.folder.rmdir()
+            if remove_empty(self.folder):  # busy for as long as the dead are not reaped
                 return
             time.sleep(0.05)
 
@@ -195,6 +190,6 @@ def _parents() -> Iterator[tuple[Path, int]]:
 
 def _forget(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # the kernel refuses for one that holds processes
-            if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
-                folder.rmdir()
+        made = facts_of(folder)
+        if made is not None and time.time() - made.st_mtime > _FORGOTTEN_S:
+            remove_empty(folder)  # stays if the group has processes

@@ -15,7 +15,15 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import HOME, start
 from workbench.base.files import read_json, records
-from workbench.base.process import Process, end_all, of_pods, process_table
+from workbench.base.json_values import as_int
+from workbench.base.process import (
+    Process,
+    end_all,
+    kernel_link,
+    kernel_text,
+    of_pods,
+    process_table,
+)
 from workbench.base.redact import is_secret_name
 from workbench.pods.bootstrap.guardian import NOTE, WorkerConfig
 from workbench.pods.bootstrap.machine import MemoryLimit
@@ -113,9 +121,10 @@ class AdoptedProcess:
     def __init__(self, root: Path):
         """Find the guardian of a pod by the note in the pod's folder."""
         note = read_json(root / NOTE)
+        pid, start_time = as_int(note.get("pid")), as_int(note.get("start_time"))
         self._process: Process | None = None
-        with contextlib.suppress(KeyError, ValueError):
-            self._process = Process(int(str(note["pid"])), int(str(note["start_time"])))
+        if pid is not None and start_time is not None:
+            self._process = Process(pid, start_time)
 
     def poll(self) -> int | None:
         """Return None while the process runs or cannot be checked, else 0.
@@ -197,11 +206,11 @@ class LocalWorker:
                 env={**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME},
             )
         assert process.stdin is not None
-        if limit is not None:
+        # The process may have died already; the watch reports how.
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError):
             # The process waits for its configuration and has started nothing yet.
-            with contextlib.suppress(ProcessLookupError):
+            if limit is not None:
                 limit.take(process.pid)
-        with contextlib.suppress(BrokenPipeError):  # it died already; the watch reports how
             process.stdin.write(config.to_line())
         return cls(
             name=config.name,
@@ -270,11 +279,11 @@ def is_session_variable(name: str) -> bool:
     return is_site_s and name not in _ASSIGNED and not is_secret_name(name)
 
 
-def tail_of(path: Path, lines: int) -> str:
-    """Read the last lines of a file; nothing if there is none."""
+def tail_of(path: Path, lines: int | None = None) -> str:
+    """Return the last lines of a file, or all of its end; "" for a missing file."""
     with contextlib.suppress(OSError):
         text = records.read_end(path).decode(errors="backslashreplace")
-        return "\n".join(text.splitlines()[-lines:])
+        return text if lines is None else "\n".join(text.splitlines()[-lines:])
     return ""
 
 
@@ -286,14 +295,12 @@ def unsettled_guardians(folder: Path) -> list[Process]:
     """Return the guardians started in a folder, including guardians without a pod folder so far."""
     guardians = []
     for process in process_table().values():
-        with contextlib.suppress(OSError):
-            proc = Path(f"/proc/{process.pid}")
-            if (proc / "cwd").readlink() != folder.resolve():
-                continue
-            command = (proc / "cmdline").read_bytes()
-            if entries.GUARDIAN.encode() in command:
-                guardians.append(process)
-    return [process for process in guardians if not process.zombie]
+        proc = f"/proc/{process.pid}"
+        if process.zombie or kernel_link(f"{proc}/cwd") != str(folder.resolve()):
+            continue
+        if entries.GUARDIAN in kernel_text(f"{proc}/cmdline"):
+            guardians.append(process)
+    return guardians
 
 
 def sweep(roots: Sequence[str]) -> None:

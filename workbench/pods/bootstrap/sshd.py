@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shlex
@@ -15,6 +14,7 @@ from workbench.base import entries
 from workbench.base.child import start
 from workbench.base.errors import ConfigError, PodError
 from workbench.base.files import write_text
+from workbench.base.files.records import try_read
 from workbench.base.messages.lines import to_line
 from workbench.pods.bootstrap import pod_main
 from workbench.pods.bootstrap.pod_main import SSHD_OPTIONS, can_be_set, user_pattern
@@ -118,12 +118,12 @@ def login_user() -> str:
             f" /bin/sh {shlex.quote(name)}"
         )
     # Only root can read the file, and only a daemon of root looks there.
-    with contextlib.suppress(OSError):
-        if f"\n{name}:!" in "\n" + _SHADOW.read_text():
-            raise ConfigError(
-                f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*'"
-                f" {shlex.quote(name)}"
-            )
+    passwords = (try_read(_SHADOW) or b"").decode(errors="replace")
+    if f"\n{name}:!" in f"\n{passwords}":
+        raise ConfigError(
+            f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*'"
+            f" {shlex.quote(name)}"
+        )
     return name
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from workbench.base import entries
+from workbench.base.child import close_input
 from workbench.base.messages.lines import from_line, to_line
 from workbench.pods.pod import Pod, interface_variables
 from workbench.pods.ssh.identity import Identity
@@ -197,11 +198,7 @@ def _kill(processes: Sequence[Popen[str]]) -> None:
 
 def _end(processes: Sequence[Popen[str]]) -> None:
     for process in processes:
-        if process.stdin is not None:
-            try:
-                process.stdin.close()
-            except OSError:
-                continue  # the far end is gone already
+        close_input(process)
     for process in processes:
         try:
             process.wait(_END_S)

@@ -7,7 +7,6 @@ never written. An unknown host key is refused unless the user vouches for it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import secrets
@@ -364,10 +363,12 @@ class SSHPods(Place):
         lines = list(self._logs[name])
         connection = self._connections.get(name)
         if connection is not None and connection.is_open:
-            with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
+            try:
                 argv = ["tail", "-n", str(tail), f"{connection.pod.root}/agent.log"]
                 end = connection.run(argv, timeout_s=_LOG_S)
                 lines += end.stdout.splitlines()
+            except WorkbenchError as error:
+                lines.append(f"the agent's log cannot be read: {error}")
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:

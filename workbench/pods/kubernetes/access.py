@@ -124,9 +124,7 @@ def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, 
 
 def account_namespace() -> str:
     """Return the namespace of this process; empty outside a cluster."""
-    with contextlib.suppress(OSError):
-        return _NAMESPACE.read_text().strip()
-    return ""
+    return _NAMESPACE.read_text().strip() if _NAMESPACE.is_file() else ""
 
 
 class _Merger(KubeConfigMerger):  # type: ignore[misc]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.messages.wire import shut_down
 from workbench.pods.kubernetes.api import ApiRefusal
 
 _LOG = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ class PortForward:
             self._closed = True
             live = list(self._live)
         for one in [self._listener, *live]:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+            shut_down(one)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -181,11 +180,10 @@ class Session:
             raise ConfigError(
                 f"no Kubernetes pod {name!r} was launched; there are: {', '.join(names)}"
             )
-        with suppress(ApiRefusal):
-            if not self._closed.is_set():
-                object_name = self._names[names.index(name)]
-                self._logs[name] = self._api.log(object_name, max(tail, _LOG_LINES))
-        lines = self._logs.get(name, "").splitlines()
+        why = ""
+        if not self._closed.is_set():
+            why = self._keep_log(names.index(name), max(tail, _LOG_LINES))
+        lines = self._logs.get(name, why).splitlines()
         return "\n".join(lines[-tail:])
 
     def close(self) -> None:
@@ -210,8 +208,10 @@ class Session:
             left = [self._api.close_group(name for name, _ in made)]
         left = [*filter(None, left), *self._api.end_pods(made)]
         if made and not left:
-            with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
+            try:
                 left = self._await_gone({name for name, _ in made})
+            except ApiRefusal as error:
+                _LOG.info("all is deleted, but the end of the pods was not seen: %s", error)
         if left:
             raise BackendError(left_behind(self._api.namespace, self._objects.base, left))
         self._watched.close()
@@ -411,10 +411,13 @@ class Session:
         if self._closed.is_set():
             raise PodError("the Kubernetes pods were stopped before all were up")
 
-    def _keep_log(self, index: int) -> None:
-        with suppress(WorkbenchError):
-            name = f"pod-{index}"
-            self._logs[name] = self._api.log(self._names[index], _LOG_LINES)
+    def _keep_log(self, index: int, lines: int = _LOG_LINES) -> str:
+        """Read the log of a pod. Return why the log cannot be read, else an empty text."""
+        try:
+            self._logs[f"pod-{index}"] = self._api.log(self._names[index], lines)
+        except WorkbenchError as error:
+            return str(error)
+        return ""
 
     def _await_gone(self, names: set[str]) -> list[str]:
         """Wait until the kubelets have ended the pods, with a limit for pods of lost nodes.

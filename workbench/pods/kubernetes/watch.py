@@ -5,15 +5,14 @@ A watch that broke or is too old (410) starts again with a list, so no deletion 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.messages.wire import shut_down
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 
 _LOG = logging.getLogger(__name__)
@@ -77,8 +76,9 @@ class WatchedObjects:
     def _wake(self) -> None:
         """Wake the reader of the watch by shutting its socket down."""
         connection = getattr(self._response, "connection", None)
-        with contextlib.suppress(OSError, AttributeError):
-            connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        line = getattr(connection, "sock", None)
+        if line is not None:
+            shut_down(line)
 
     def _keep(self) -> None:
         failures = 0

@@ -7,7 +7,6 @@ one import of torch. Pods with a memory limit or with reserved GPUs do not share
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -192,8 +191,10 @@ class LocalPods(Place):
                 addresses = {pod.name: pod.address for pod in lost}
                 port = lost[0].ssh_port
                 cold = replace(context, warm=False)
-                with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
+                try:
                     self._launch_at(port, addresses, spec, cold)
+                except (_PortTaken, WorkbenchError) as error:
+                    logger.warning("%s stay lost: %s", ", ".join(addresses), error)
         finally:
             with self._starting:
                 self._keep_folders = False

@@ -5,7 +5,6 @@ Reports are untrusted: any process may send a report. Invalid input never ends t
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import logging
@@ -23,7 +22,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
-from workbench.base.messages.lines import Lines, TooLong, from_line, to_line
+from workbench.base.messages.lines import Lines, TooLong, from_line, send_if_open, to_line
 from workbench.pods.hostfile import HostEntry, check_address, check_port, check_user
 from workbench.pods.pod import Phase, Pod, Report, no_report
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof
@@ -206,8 +205,7 @@ class Rendezvous:
 
         It fits into an empty socket buffer, so a partial write means a dead peer.
         """
-        with contextlib.suppress(OSError):
-            pending.socket.send(to_line(message))
+        send_if_open(pending.socket.fileno(), to_line(message))
 
     def _drop_idle(self) -> None:
         """Part with connections that did not send a whole line in time; the oldest stand first."""

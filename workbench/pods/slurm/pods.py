@@ -6,7 +6,6 @@ nodes share the directory with the notebook's machine.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -226,9 +225,11 @@ class SlurmPods(Place):
         self._check_open()
         limit_s = float(self.connect_timeout_s)
         ends_s = None
-        with contextlib.suppress(BackendError):  # the next look asks again
+        try:
             found = commands.jobs([number]).get(number)
             ends_s = found.ends_s if found is not None else None
+        except BackendError as error:  # the next look asks again
+            logger.info("the end of job %s is unknown so far: %s", number, error)
         leave_s = self.notice_s - _BESIDES_S
         return [
             replace(pod, connect_timeout_s=limit_s, ends_s=ends_s, leave_s=leave_s) for pod in came
@@ -516,10 +517,7 @@ class SlurmPods(Place):
 
     def _job_log(self, number: str) -> str:
         """Return the end of a job's log; empty without a log."""
-        with contextlib.suppress(OSError):
-            file = job.log_of(self._folder, number)
-            return records.read_end(file).decode(errors="replace")
-        return ""
+        return tail_of(job.log_of(self._folder, number))
 
 
 def _failed(pod: Pod, error: WorkbenchError) -> Pod:

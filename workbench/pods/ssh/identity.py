@@ -21,7 +21,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_text, write_text
-from workbench.base.files.folders import remove_folder
+from workbench.base.files.folders import remove_file, remove_folder
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.route import is_loopback
@@ -136,8 +136,7 @@ class Identity:
 
     def destroy(self) -> None:
         """Remove the key and the folder's content. Idempotent."""
-        with contextlib.suppress(OSError):
-            self.key.unlink(missing_ok=True)
+        remove_file(self.key)
         remove_folder(self.folder)
 
 

@@ -6,8 +6,8 @@ Nothing is predicted from the model.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
@@ -21,6 +21,7 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import has_result
 from workbench.rundir.totals import Progress, RunTotals, TotalsTail
 
+logger = logging.getLogger(__name__)
 _LOOKED_AT = 50
 """Number of earlier runs that are compared with a submitted job."""
 _LINK_BITS_PER_S = 1e9
@@ -105,8 +106,7 @@ def _earlier_run(
     for paths in newest_first[:_LOOKED_AT]:
         if paths.root == own.root or not has_result(paths):
             continue
-        # A run of another version or with damaged files is no measure.
-        with suppress(WorkbenchError, ValueError):
+        try:
             if _work_of(RunSpec.load(paths.spec, of_run=True)) != _work_of(spec):
                 continue
             result = ResultRecord.load(paths.root)
@@ -114,6 +114,9 @@ def _earlier_run(
             took_s = _whole_time_s(result, totals)
             if took_s is not None:
                 return took_s, totals.saved_in_s, paths.root.name
+        # A run of another version or with damaged files is no measure.
+        except (WorkbenchError, ValueError) as error:
+            logger.info("%s has no pace: %s", paths.root, error)
     return None, None, ""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from workbench.base.files import read_json, records
 from workbench.base.json_values import Json, as_int, as_list, as_objects, as_str
 from workbench.base.words import pluralize, short_list
-from workbench.rundir.output.attempts import attempts_in, open_log, rank_logs
+from workbench.rundir.output.attempts import last_logs, open_log
 from workbench.rundir.paths import RunPaths
 
 _MOST_BYTES = 4 << 20  # of a rank's log
@@ -169,10 +169,7 @@ def communication(paths: RunPaths) -> list[str]:
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the copied dumps of the recorder, by rank."""
     dumps = []
-    paths_of: Sequence[Path] = []
-    with contextlib.suppress(OSError):  # not readable, or too many names
-        paths_of = records.files_in(paths.logs, "flight-*.json")
-    for path in paths_of:
+    for path in records.try_files(paths.logs, "flight-*.json"):
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():
             dumps.append((int(rank), path))
@@ -180,11 +177,7 @@ def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
 
 
 def _printed(paths: RunPaths) -> Iterator[str]:
-    logs: list[tuple[int, Path]] = []
-    with contextlib.suppress(OSError):  # not readable, or too many names
-        for attempt in attempts_in(paths)[-1:]:
-            logs += rank_logs(paths, attempt, "std*")
-    for _, path in logs:
+    for _, path in last_logs(paths, "std*"):
         # `open_log` refuses a link in place of the log.
         with contextlib.suppress(OSError), open_log(path) as log:
             printed = log.read(_MOST_BYTES).decode(errors="replace")

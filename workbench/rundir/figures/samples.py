@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from workbench.base.files import read_bytes, records, write_bytes
+from workbench.base.files import records, write_bytes
+from workbench.base.files.records import try_read
 from workbench.base.json_values import Json, as_float, as_int, as_list, as_objects, as_str
 from workbench.rundir.events import records_in
 from workbench.rundir.figures.workers import GpuBook, GpuUse
@@ -281,9 +281,7 @@ class SampleTail:
         Broken and unfinished lines are skipped. A file that is missing, or too large for a record,
         has no new samples.
         """
-        data = b""
-        with suppress(OSError):
-            data = read_bytes(self._path)
+        data = try_read(self._path) or b""
         end = data.rfind(b"\n") + 1
         if not end:
             return [], False

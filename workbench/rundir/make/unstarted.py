@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from workbench.base.clock import now_s
 from workbench.base.files import write_json
 from workbench.base.redact import Redactor
@@ -9,6 +11,15 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord, RunFault, submitted_rows
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+
+
+def keep_reason(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
+    """Write the result of a run that never started; warn if the disk does not take the result."""
+    try:
+        fail_unstarted(paths, spec, error)
+    except OSError as why:
+        lost = f"{paths.root} does not hold the reason why the run did not start: {why}"
+        warnings.warn(lost, RuntimeWarning, stacklevel=3)
 
 
 def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:

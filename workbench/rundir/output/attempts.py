@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -17,11 +16,17 @@ def attempts_in(paths: RunPaths) -> list[int]:
 
     Raise OSError for a folder of logs that cannot be read.
     """
-    names: list[str] = []
-    with suppress(FileNotFoundError):  # the keeper makes the folder
-        names = [folder.name for folder in records.folders_in(paths.logs, "attempt-*")]
+    names = [folder.name for folder in records.folders_in(paths.logs, "attempt-*")]
     numbers = [name.removeprefix("attempt-") for name in names]
     return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def last_logs(paths: RunPaths, stream: str) -> list[tuple[int, Path]]:
+    """Return the logs of the last attempt, with the rank; [] for folders that cannot be read."""
+    try:
+        return list(rank_logs(paths, max(attempts_in(paths), default=0), stream))
+    except OSError:
+        return []
 
 
 def open_log(log: Path) -> BufferedReader:

@@ -7,10 +7,10 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from workbench.base.files.records import size_of
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK
 from workbench.rundir.output.attempts import attempts_in, open_log
@@ -56,7 +56,7 @@ def read_logs(
         limit = 0 if left_out else limit
         files = {name: paths.rank_log(attempt, rank, name) for name in streams}
         # The smallest stream first: the unused part of its share goes to the others.
-        for number, name in enumerate(sorted(streams, key=lambda name: _size(files[name]))):
+        for number, name in enumerate(sorted(streams, key=lambda name: size_of(files[name]))):
             share = limit // (len(streams) - number)
             logs[name], read, unread = _lines_with_ends(files[name], wanted, share)
             limit -= read
@@ -64,12 +64,6 @@ def read_logs(
         turns = _turns(paths.rank_log(attempt, rank, "order"))
         by_attempt[attempt] = _last(_merged(logs, turns), wanted)
     return dict(reversed(by_attempt.items())), left_out
-
-
-def _size(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_size
-    return 0
 
 
 def _merged(

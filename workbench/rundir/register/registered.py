@@ -267,10 +267,12 @@ def prune() -> None:
     except OSError:
         return
     for folder in folders:
-        with suppress(OSError, WorkbenchError):
+        try:
             if _is_over(folder):
                 shutil.rmtree(folder)
                 logger.info("%s is removed: no cluster needs the folder any more", folder)
+        except (OSError, WorkbenchError) as error:
+            logger.info("%s stays: %s", folder, error)
 
 
 def _is_over(folder: Path) -> bool:

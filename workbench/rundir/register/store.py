@@ -17,7 +17,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from workbench.base.errors import RunError, Unreadable
 from workbench.base.files import is_missing
+from workbench.base.files.folders import remove_file
 from workbench.base.json_values import Json
 from workbench.rundir.format import FORMAT, check_format
 
@@ -162,8 +163,8 @@ def create_store(
         with _opened(path, "rw") as store:
             _make_room(store, path)
     except OSError as error:
-        with suppress(OSError):
-            remove_store(part)
+        remove_file(journal_of(part))
+        remove_file(part)
         raise OSError(
             f"no store can be made in {path.parent}: {error}; set XDG_STATE_HOME to a folder of "
             "yours with room, on a file system with locks (fcntl)"

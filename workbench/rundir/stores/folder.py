@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import records
-from workbench.base.json_values import as_list, parse_json
+from workbench.base.json_values import as_list, try_record
 from workbench.base.words import short_list
 from workbench.rundir.stores.address import is_safe_name
 from workbench.rundir.stores.store import Copy, Store
@@ -67,8 +67,5 @@ def put_folder(
 
 
 def _names_in(listed: str | None) -> set[str]:
-    try:
-        raw = as_list(parse_json(listed or "[]"))
-    except ValueError:
-        return set()
+    raw = as_list(try_record(listed or "[]"))
     return {name for name in raw if isinstance(name, str) and is_safe_name(name)}

@@ -5,7 +5,6 @@ A file's name is a digest of everything that the tokens depend on, so no file is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +15,9 @@ from pathlib import Path
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.child import HOME
+from workbench.base.files.records import facts_of
 from workbench.finetune.data.training.tokens import FORMAT, TokenRows
+from workbench.rundir.events import emit
 
 MOST_BYTES = 20 << 30
 """Largest size of a pod's token files together."""
@@ -49,17 +50,17 @@ def kept_rows(
     path = folder / ranks.broadcast_bytes(own).decode()
     found = TokenRows.read(path)
     # Ranks make rows together, so all ranks must make rows if a pod has no file.
-    if ranks.sums([float(found is not None)])[0] == ranks.world_size():
-        assert found is not None
-        # The oldest file is removed first.
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return found
-    rows = make()
+    all_have = ranks.sums([float(found is not None)])[0] == ranks.world_size()
+    rows = found if found is not None and all_have else make()
     if os.environ.get("LOCAL_RANK", "0") == "0":
         # The run does not need the file: a full disk or another user's folder must not end the run.
-        with contextlib.suppress(OSError):
-            _keep(rows, path)
+        try:
+            if rows is not found:
+                _keep(rows, path)
+            elif os.access(path, os.W_OK):  # else another user's file
+                os.utime(path)  # the oldest file is removed first
+        except OSError as error:
+            emit("note", message=f"the tokens of the rows are not kept for later runs: {error}")
     return rows
 
 
@@ -69,8 +70,8 @@ def _keep(rows: TokenRows, path: Path) -> None:
     files = []
     for other in folder.iterdir():
         # Pods that share the folder may remove the same file.
-        with contextlib.suppress(FileNotFoundError):
-            seen = other.stat()
+        seen = facts_of(other)
+        if seen is not None:
             files.append((seen.st_mtime, seen.st_size, other))
     used = sum(size for _, size, _ in files)
     most = min(MOST_BYTES, used + shutil.disk_usage(folder).free // _SHARE)

@@ -12,7 +12,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -87,10 +87,9 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
 def _let_experts_be_traced() -> None:
     # torch's fake kernel of `grouped_mm` supports only bf16 (torch 2.13). The fallback of
     # transformers can be traced in every format and keeps the same tensors for the backward pass.
-    with suppress(ImportError):
-        from transformers.integrations import moe
+    from transformers.integrations import moe
 
-        moe._can_use_grouped_mm = lambda *_: False
+    moe._can_use_grouped_mm = lambda *_: False
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ A nameless file takes its stderr.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import select
 import subprocess
@@ -14,7 +12,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from workbench.base.child import ended_within
+from workbench.base.child import close_input, ended_within
+from workbench.base.messages.lines import widen
 from workbench.pods.ssh.login import NoCommand, Output, why_no_command
 
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
@@ -52,9 +51,7 @@ class Pipe:
         self._in = self._process.stdin.fileno()
         self._out = self._process.stdout.fileno()
         for end in (self._in, self._out):
-            # The user's pipes may have taken all that is allowed.
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            widen(end, _PIPE_BYTES)
         os.set_blocking(self._in, False)
         self._spare = b""
 
@@ -63,10 +60,8 @@ class Pipe:
 
     def __exit__(self, failure: type[BaseException] | None, *_exc: object) -> None:
         process = self._process
-        assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        close_input(process)
         # A trap of the login is not cut.
         ended_within(process, _END_S if failure is None else _CUT_S)
         process.kill()

@@ -18,8 +18,10 @@ from typing import Any, NoReturn
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import open_record, records
 from workbench.base.files.disk import disk_full, free_bytes, is_full
+from workbench.base.files.records import size_of
 from workbench.base.json_values import as_int
 from workbench.base.messages.lines import from_line, to_line
+from workbench.base.process import kernel_text
 from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import remote_helper
@@ -143,17 +145,17 @@ def fetch_file(
 
     def once() -> str:
         with (
-            _far_end(route, "send", remote, str(_size(part)), *names) as pipe,
+            _far_end(route, "send", remote, str(size_of(part)), *names) as pipe,
             records.open_to_append(part) as file,
         ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)
             is_same = header.get("prefix") == digest.hexdigest()
-            if header.get("offset") != _size(part) or not is_same:
+            if header.get("offset") != size_of(part) or not is_same:
                 file.truncate(0)
                 tries.damaged()
             tries.size = _number(header, "size", route)
-            tries.see(_size(part), tell)
+            tries.see(size_of(part), tell)
             # A sparse file may be larger than any disk, and a full disk harms other runs.
             if free_bytes(local.parent) < tries.size - tries.done:
                 raise OSError(errno.ENOSPC, "the file is larger than the room")
@@ -195,7 +197,7 @@ def send_file(
         ):
             # The pod names the bytes that an earlier try left, and their digest.
             header = _read_message(pipe, route)
-            tries.size = _size(local)
+            tries.size = size_of(local)
             digest = hashlib.sha256()
             have = _number(header, "have", route)
             if have <= tries.size:
@@ -335,16 +337,6 @@ def _hash_into(file: Any, count: int, digest: hashlib._Hash) -> None:
         count -= len(piece)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 @cache
 def _has_aes() -> bool:
-    try:
-        return " aes" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
+    return " aes" in kernel_text("/proc/cpuinfo")
