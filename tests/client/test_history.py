@@ -14,8 +14,8 @@ from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.run import Run
-from workbench.client.tables.history import history
 from workbench.display.kit.widgets import VIEW
+from workbench.finetune.notebook.history import history
 from workbench.rundir.paths import RunPaths
 
 TOKEN = "hf_" + "a1" * 12
