@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,7 +147,9 @@ def ended(step: int, loss: float) -> EndedStep:
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_loss_is_read_one_step_later_or_when_ranks_meet(apart: bool) -> None:
     asked: list[bool] = [False]
-    losses = StepLosses(device=torch.device("cpu"), apart=apart, asked_to_stop=lambda: asked[0])
+    losses = StepLosses(
+        device=torch.device("cpu"), apart=apart, stop=SimpleNamespace(is_there=lambda: asked[0])
+    )
     read: list[list[int]] = []
     for step in (1, 2, 3):
         assert int(losses.count(7)) == 7
@@ -164,7 +167,9 @@ def test_a_loss_is_read_one_step_later_or_when_ranks_meet(apart: bool) -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_loss_that_is_no_number_ends_the_run_one_step_later(apart: bool) -> None:
-    losses = StepLosses(device=torch.device("cpu"), apart=apart, asked_to_stop=lambda: False)
+    losses = StepLosses(
+        device=torch.device("cpu"), apart=apart, stop=SimpleNamespace(is_there=lambda: False)
+    )
     losses.count(1)
     losses.keep(ended(1, loss=math.inf))
     assert losses.read() == []
