@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import get_args
@@ -17,7 +16,6 @@ from workbench.finetune.techniques.registry import TechniqueName
 from workbench.jobs.registry import kinds
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.state import RunState, StateName
-from workbench.rundir.status import is_keeper_alive
 
 _NEWEST = "-submitted_s"
 
@@ -68,8 +66,8 @@ def history(
     for each in states:
         if each not in list(RunState):
             raise one_of("state", each, list(RunState))
-    is_alive = cache(is_keeper_alive)  # clusters have many runs
-    found = [record_of(paths, is_alive) for paths in find_runs(root)]
+    keepers: dict[Path, bool] = {}
+    found = [record_of(paths, keepers) for paths in find_runs(root)]
     # A kind of another package may have techniques of its own, known from its runs alone.
     known = (*get_args(TechniqueName), *kinds(), *(record.technique for record in found))
     for each in techniques:
