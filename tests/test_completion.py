@@ -71,7 +71,7 @@ def test_closed_sets_are_literals_with_the_names_of_the_registries() -> None:
 
 def test_a_value_outside_a_closed_set_is_refused_with_the_allowed_values(tmp_path: Path) -> None:
     write_run(tmp_path)
-    with pytest.raises(ConfigError, match=r"launcher 'pdhs' .*did you mean 'pdsh'.*ssh, pdsh, openmpi"):
+    with pytest.raises(ConfigError, match=r"'pdhs' .*mean 'pdsh'.*ssh, pdsh, openmpi"):
         Script(path="train.py", launcher="pdhs")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"technique 'zero-1' .*did you mean 'zero1'.*script"):
         history(tmp_path, technique="zero-1")

@@ -123,9 +123,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _load_drawings() -> None:
-    """Import the drawings of all records. The drawings need matplotlib, Jinja2 and ipywidgets."""
-    import workbench.display.views  # noqa: F401
-
-
-draw_with(_load_drawings)
+# The drawings need matplotlib, Jinja2 and ipywidgets.
+draw_with("workbench.display.views")

@@ -81,13 +81,9 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
     coordinator = Coordinator(
         spec_file, out, world_size=place.world_size, started_by=place.started_by
     )
-    facts = rendezvous.lead(
-        lambda: {
-            **coordinator.prepare(scratch),
-            "address": address_of(),
-            "port": free_port("0.0.0.0"),
-        }
-    )
+    with rendezvous.leading() as facts:
+        facts.update(coordinator.prepare(scratch))
+        facts.update(address=address_of(), port=free_port("0.0.0.0"))
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")
         return 0
