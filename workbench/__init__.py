@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from workbench.benchmark.cluster import Cluster as Cluster
     from workbench.client.run import Run as Run
     from workbench.client.tables.comparison import tensorboard as tensorboard
-    from workbench.client.tables.history import history as history
     from workbench.finetune.job.finetune import FineTune as FineTune
     from workbench.finetune.notebook.comparison import compare as compare
+    from workbench.finetune.notebook.history import history as history
     from workbench.finetune.plan.gpus import gpus_for as gpus_for
     from workbench.finetune.plan.plan import plan as plan
     from workbench.finetune.plan.reading import preview as preview
@@ -54,7 +54,7 @@ _HOME = {
     "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "compare": "workbench.finetune.notebook.comparison",
     "gpus_for": "workbench.finetune.plan.gpus",
-    "history": "workbench.client.tables.history",
+    "history": "workbench.finetune.notebook.history",
     "log": "workbench.rundir.events",
     "plan": "workbench.finetune.plan.plan",
     "preview": "workbench.finetune.plan.reading",
@@ -123,9 +123,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _load_drawings() -> None:
-    """Import the drawings of all records. The drawings need matplotlib, Jinja2 and ipywidgets."""
-    import workbench.display.views  # noqa: F401
-
-
-draw_with(_load_drawings)
+# The drawings need matplotlib, Jinja2 and ipywidgets.
+draw_with("workbench.display.views")

@@ -100,7 +100,7 @@ def _answer_result(args: argparse.Namespace, run: Run, result: RunResult) -> Non
 
 
 def _ls(args: argparse.Namespace) -> bool:
-    from workbench.client.tables.history import history
+    from workbench.finetune.notebook.history import history
 
     found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
     where = "`workbench ls --json -` has the directory of each run, as `path`."
@@ -130,7 +130,7 @@ def _live_clusters(folder: Path) -> list[Path]:
 def _named_run(name: str) -> Run:
     """Return the run with an id or a name below the current folder, or in a run directory."""
     from workbench.client.run import Run
-    from workbench.client.tables.history import history
+    from workbench.finetune.notebook.history import history
 
     found = [record for record in history(Path()) if name in (record.id, record.name)]
     if len(found) > 1:

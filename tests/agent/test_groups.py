@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,24 +13,22 @@ from typing import Any
 import pytest
 
 from workbench.agent import script_site
-from workbench.agent.rank.groups import has_gpu, install, worked_alone
+from workbench.agent.rank.groups import changes, has_gpu, worked_alone
 
 SCRIPT_SITE = Path(script_site.__file__).parent
 
 
 def started(
     monkeypatch: pytest.MonkeyPatch, folder: Path, **env: str
-) -> dict[str, Callable[[Any], None]]:
+) -> Mapping[str, Callable[[Any], None]]:
     """The changes at imports that a rank with the variables waits for."""
     for name in ("ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "")  # `install` may set it: to be undone, it must have been here
+        monkeypatch.setenv(name, "")  # `changes` may set it: to be undone, it must have been here
         monkeypatch.delenv(name)
     monkeypatch.setenv("WORKBENCH_RANK_DIR", str(folder))
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    changes: dict[str, Callable[[Any], None]] = {}
-    install(changes.__setitem__)
-    return changes
+    return changes()
 
 
 @pytest.mark.parametrize(

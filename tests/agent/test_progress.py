@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from workbench.agent.rank import trainer_events
-from workbench.agent.rank.trainer_events import install, stop_callback
+from workbench.agent.rank.trainer_events import changes, stop_callback
 from workbench.rundir.events import MARK
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -56,13 +56,6 @@ def events(capfd: pytest.CaptureFixture[str]) -> Events:
         ]
 
     return read
-
-
-def changes() -> dict[str, Import]:
-    """Return the changes that wait for the import of a module, by the module's name."""
-    waiting: dict[str, Import] = {}
-    install(waiting.__setitem__)
-    return waiting
 
 
 def trainer_module() -> Any:

@@ -270,7 +270,7 @@ def test_a_text_of_several_lines_is_told_whole() -> None:
 @pytest.mark.parametrize("status", [None, 0, 3, "no rows", "größe\n2", 2.5])
 def test_a_rank_notes_the_text_of_its_exit(tmp_path: Path, status: object) -> None:
     program = (
-        "import sys\nsys.path.insert(0, sys.argv[1])\nimport exits\nexits.install(None)\n"
+        "import sys\nsys.path.insert(0, sys.argv[1])\nimport exits\nexits.changes()\n"
         f"sys.exit({status!r})\n"
     )
     rank = Path(exits.__file__).parent

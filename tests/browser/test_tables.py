@@ -14,9 +14,9 @@ from tests.support.benchrows import make_row, mixed_rows
 from workbench.base.display_protocol import as_html, as_page
 from workbench.benchmark.result import BenchmarkResult, Report
 from workbench.client.result import RunResult
-from workbench.client.tables.history import history
 from workbench.finetune.answers.predictions import Answers, Predictions
 from workbench.finetune.data.scoring import judge
+from workbench.finetune.notebook.history import history
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

@@ -17,8 +17,8 @@ from workbench.base.display_protocol import as_text
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.client.run import Run
-from workbench.client.tables.history import history
 from workbench.display.kit.widgets import VIEW
+from workbench.finetune.notebook.history import history
 from workbench.rundir.paths import RunPaths
 
 TOKEN = "hf_" + "a1" * 12

@@ -17,12 +17,12 @@ from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
 from workbench.benchmark.result import BenchmarkResult, rows_below
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.client.tables.history import history
 from workbench.client.tables.run_table import FIGURES
 from workbench.display.benchmark.columns import value_of
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_doc
 from workbench.display.benchmark.sheet import sheet_of
 from workbench.display.kit.doc import to_html, to_text
+from workbench.finetune.notebook.history import history
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
 

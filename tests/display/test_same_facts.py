@@ -17,16 +17,20 @@ from tests.support.writtenrun import T0, WrittenRun
 from workbench.base import table
 from workbench.base.display_protocol import Displayable, as_html, as_text
 from workbench.base.files import write_json
+from workbench.benchmark.result import BenchmarkResult
 from workbench.client.result import RunResult
+from workbench.client.run import Run
+from workbench.client.tables.comparison import RunComparison
 from workbench.client.tensorboard.board import Board
 from workbench.display.cluster import ClusterView, cluster_doc
-from workbench.display.failure import fault_card
+from workbench.display.failure import FaultCard, fault_card
 from workbench.display.kit.doc import to_html, to_text
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text, run_view_doc
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.profile.parse import Profile
 from workbench.handover.kubeflow.manifest import Manifest
+from workbench.keeper.launch import LaunchCommand
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import RunFault
 from workbench.rundir.view import RunView
@@ -137,6 +141,35 @@ def test_tables_of_every_view_state_the_same_in_text_and_html(
             assert len(line) <= columns, lines[place - 1]
             titles = {*lines[place - 1].split()}
             assert kind in WITHOUT_TITLES or not titles - {*Seen(page).text.split()}
+
+
+IN_FOLDS = {Profile, Run, RunComparison}
+"""Views whose HTML unfolds what the text names by a call, or shows on its own lines (`APART`)."""
+ALONE = {
+    BenchmarkResult: {"more", "columns"},
+    FaultCard: {"traceback", "3"},
+    LaunchCommand: {"launch", "command"},
+}
+"""Titles of folds in HTML, and the number of a traceback's lines in text."""
+WORDS = [kind for kind in TABLES if kind not in IN_FOLDS]
+BAR = re.compile("[amp]+")
+"""A bar in text: a letter for each part."""
+
+
+@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
+def test_every_view_has_the_same_words_in_text_and_html(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "room_of_text", lambda: 150)
+    record = EXAMPLES[kind](tmp_path)
+    text, page = as_text(record), Seen(as_html(record)).text
+    missing = set()
+    for words, other in ((text, page), (page, text)):
+        # Text breaks long paths.
+        whole = "".join(other.split())
+        missing |= {word for word in re.findall(r"[\w.]*\w", words) if word not in whole}
+    assert {word for word in missing - ALONE.get(kind, set()) if not BAR.fullmatch(word)} == set()
+    assert text
 
 
 def test_every_shown_class_has_an_example() -> None:

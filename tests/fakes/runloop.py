@@ -14,7 +14,6 @@ import threading
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -304,13 +303,7 @@ class Simulation:
 
     @property
     def around(self) -> AttemptDeps:
-        return AttemptDeps(
-            clock=lambda: self.now,
-            reports=partial(SimQueue, self),
-            watch=self.watch,  # type: ignore[arg-type]
-            launch=self.launch,  # type: ignore[arg-type]
-            journal=partial(SimJournal, self),
-        )
+        return SimDeps(self)
 
     def watch(self, link: SimLink, context: RunContext, reports: SimQueue) -> SimWatch:
         return SimWatch(link, context, reports)
@@ -543,6 +536,26 @@ class SimLog(DecisionLog):
         self._sim.passes(f"before line {what}", self._keeper)
         super().add(run, what, attempt, **facts)
         self._sim.passes(f"after line {what}", self._keeper)
+
+
+class SimDeps(AttemptDeps):
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+
+    def clock(self) -> float:
+        return self._sim.now
+
+    def reports(self) -> SimQueue:
+        return SimQueue(self._sim)
+
+    def watch(self, link: Any, context: RunContext, reports: Any) -> Any:
+        return self._sim.watch(link, context, reports)
+
+    def launch(self, command: LaunchCommand, run_id: str, log: Path) -> Any:
+        return self._sim.launch(command, run_id, log)
+
+    def journal(self, *args: Any) -> SimJournal:
+        return SimJournal(self._sim, *args)
 
 
 class SimJournal(Journal):

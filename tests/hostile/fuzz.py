@@ -28,7 +28,6 @@ from workbench.base.redact import Redactor
 from workbench.benchmark.read import row_of
 from workbench.client.returned import returned
 from workbench.client.run import Run
-from workbench.client.tables.history import history
 from workbench.client.takeover import stored_spec
 from workbench.finetune.answers.predictions import read_predictions
 from workbench.finetune.data.column_checks import RowTally
@@ -36,6 +35,7 @@ from workbench.finetune.data.rows import any_row
 from workbench.finetune.data.sources.convert import read_row, read_tables
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.wikisql.query import parse
+from workbench.finetune.notebook.history import history
 from workbench.finetune.profile.parse import parse_profile
 from workbench.finetune.profile.trace import read_trace
 from workbench.keeper.requests import request_from

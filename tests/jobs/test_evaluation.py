@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -118,7 +119,8 @@ def test_answers_are_asked_for_where_a_metric_judges_them() -> None:
     assert evaluates(FineTune()) and not evaluates(FineTune(eval_strategy="no"))
 
 
-def test_a_function_stands_in_json_as_the_file_that_a_run_makes_of_it() -> None:
+def test_a_function_stands_in_json_as_the_file_that_a_run_makes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "m.py").touch()
     job = FineTune(
         metrics=["rouge", score, max, "m.py:f"], eval_steps=2, load_best_model_at_end=True
     )
@@ -132,11 +134,11 @@ def test_a_function_stands_in_json_as_the_file_that_a_run_makes_of_it() -> None:
         "m.py:f",
     ]
     assert FineTune.from_dict(job.to_dict()).metrics[1] == "score-metric.py:score"
-    assert job.moved(lambda path: f"/there/{path}").metrics == (
+    assert job.found_in(tmp_path).metrics == (
         "rouge",
         score,
         max,
-        "/there/m.py:f",
+        f"{tmp_path}/m.py:f",
     )
     assert answered_rows(job.replace(metrics=[score])) == 64
     # What a function's figures are called is known to it alone.

@@ -150,7 +150,7 @@ MEMBERS = {
     "rules",
     "views",
     "batch_on",
-    "moved",
+    "found_in",
     "chosen",
     "on_ranks",
     "prepare",

@@ -132,14 +132,14 @@ class Kept:
     def __init__(self, root: Path, **options: Any) -> None:
         self.reports: list[str] = []
         self.changes = 0
-        self.is_closing = False
+        self.closing = threading.Event()
         spec = ClusterSpec(count=2, **options)
         self.fleet = Fleet(
             ClusterPaths(root),
             spec,
             self.reports.append,
             self._change,
-            closing=lambda: self.is_closing,
+            closing=self.closing,
         )
         self.place: StubPlace = self.fleet._backend  # type: ignore[assignment]
 
@@ -387,7 +387,8 @@ def test_a_closing_cluster_has_lost_a_pod_that_may_answer_again(
 ) -> None:
     kept.launched()
     kept.place.pods[1] = pod(1, phase=phase, message="the connection broke")
-    kept.is_closing = is_closing
+    if is_closing:
+        kept.closing.set()
     why = kept.links[1].reason_gone(0.0)
     is_lost = phase is Phase.FAILED or (phase is Phase.UNKNOWN and is_closing)
     assert bool(why) is is_lost
@@ -403,7 +404,7 @@ def test_a_closing_cluster_does_not_wait_for_a_pod_that_runs_and_does_not_answer
     kept.place.pods[1] = pod(1, phase=phase)
     dead, live = kept.links[1], kept.links[0]
     assert dead.reason_gone(3600.0) == ""  # a run waits for its lease
-    kept.is_closing = True
+    kept.closing.set()
     assert dead.reason_gone(module._CLOSING_S / 2) == ""
     why = dead.reason_gone(module._CLOSING_S)
     assert says(why, "the cluster closes without its files", "pod-1")

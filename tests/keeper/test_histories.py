@@ -34,6 +34,7 @@ from workbench.keeper.requests import Close, OfRun, Submit
 from workbench.keeper.run.runner import Runner
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.register.registered import known_cluster_of
 from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
@@ -220,7 +221,7 @@ class History:
                         return str(read_json(sim.paths.result)["state"])
                     self.strands.pause()
                 return "gave up"
-        return str(state_of(sim.paths, lambda _: True))
+        return str(state_of(sim.paths, {known_cluster_of(sim.paths): True}))
 
     def go(self) -> None:
         random = self.strands.random

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.keeper.test_uploads import never, save
+from tests.keeper.test_uploads import CANCELLED, NEVER, save
 from tests.support.poll import until
 from workbench.base.errors import RunError
 from workbench.jobs.job import Checkpoints, Rules
@@ -81,7 +81,7 @@ def uploader_of(paths: RunPaths, report: Callable[[Event], object]) -> Checkpoin
         store_environment={"KEY": "k"},
         spec=SimpleNamespace(job=SimpleNamespace(rules=rules)),
     )
-    return CheckpointUploader(context, report)
+    return CheckpointUploader(context, SimpleNamespace(event=report))  # type: ignore[arg-type]
 
 
 def test_the_newest_checkpoint_goes_first_and_each_once(store: StubStore, paths: RunPaths) -> None:
@@ -92,7 +92,7 @@ def test_the_newest_checkpoint_goes_first_and_each_once(store: StubStore, paths:
     (paths.checkpoints / "step-0").mkdir()
     (paths.checkpoints / "step-x").mkdir()
     assert uploader.is_behind
-    notes = uploader.finish(never)
+    notes = uploader.finish(NEVER)
     assert notes == [f"the checkpoints of steps 3, 2, 1 are in {ADDRESS}"]
     assert (store.put, store.runs, store.trimmed) == ([3, 2, 1], 1, [2, 2, 2])
     assert store.opened == [(ADDRESS, {"KEY": "k"})]
@@ -122,7 +122,7 @@ def test_offers_are_taken_by_one_thread_while_the_run_goes_on(
         until(lambda step=step: step in store.put, 20)  # type: ignore[misc]
     assert seen == [("uploads", (1,)), ("uploads", (2,))], "its copy must stay while it is sent"
     until(lambda: uploader.busy == (), 20)
-    assert uploader.finish(never) == [f"the checkpoints of steps 2, 1 are in {ADDRESS}"]
+    assert uploader.finish(NEVER) == [f"the checkpoints of steps 2, 1 are in {ADDRESS}"]
     assert store.put == [1, 2]
     assert uploader._thread is not None and not uploader._thread.is_alive()
 
@@ -155,7 +155,7 @@ def test_a_failure_ends_this_try_alone(
         raise error
 
     store.act = fail
-    (note,) = uploader.finish(never)
+    (note,) = uploader.finish(NEVER)
     assert note.startswith("the checkpoint of step 2 is not in the object store: no answer; ")
     assert [(event.kind, event.rank) for event in events] == [("upload_failed", None)]
     assert events[0].data == {"step": 2, "message": "no answer", "address": ADDRESS}
@@ -198,7 +198,7 @@ def test_a_journal_that_takes_no_event_hinders_no_upload(
 
     uploader = uploader_of(paths, full)
     save(paths, 1)
-    assert uploader.finish(never) == [f"the checkpoint of step 1 is in {ADDRESS}"]
+    assert uploader.finish(NEVER) == [f"the checkpoint of step 1 is in {ADDRESS}"]
     assert "the disk is full" in caplog.text
 
 
@@ -222,7 +222,7 @@ def test_a_cancelled_run_gives_an_upload_some_seconds(
 
     store.act = wait
     began_s = time.monotonic()
-    (note,) = uploader.finish(lambda: True)
+    (note,) = uploader.finish(CANCELLED)
     assert time.monotonic() - began_s >= 0.5
     assert "step 2 is not in the object store: abandoned" in note
     assert store.put == [], "no other checkpoint is begun"
@@ -236,7 +236,7 @@ def test_after_an_upload_is_abandoned_no_other_begins(
 ) -> None:
     uploader = impatient(paths, monkeypatch)
     store.act = lambda _step: store.abandoned.wait(300)  # its last bytes still arrive
-    assert uploader.finish(lambda: True) == [f"the checkpoint of step 2 is in {ADDRESS}"]
+    assert uploader.finish(CANCELLED) == [f"the checkpoint of step 2 is in {ADDRESS}"]
     assert store.put == [2]
 
 
@@ -247,7 +247,7 @@ def test_an_upload_in_time_of_a_cancelled_run_is_kept(
     uploader = uploader_of(paths, lambda _event: None)
     save(paths, 1)
     store.act = lambda _step: time.sleep(0.6)
-    assert uploader.finish(lambda: True) == [f"the checkpoint of step 1 is in {ADDRESS}"]
+    assert uploader.finish(CANCELLED) == [f"the checkpoint of step 1 is in {ADDRESS}"]
     assert not store.abandoned.is_set()
 
 
@@ -260,7 +260,7 @@ def test_a_thread_that_cannot_start_is_the_reason(
     monkeypatch.setattr(uploads, "start_thread", none_left)
     uploader = uploader_of(paths, lambda _event: None)
     save(paths, 1)
-    (note,) = uploader.finish(never)
+    (note,) = uploader.finish(NEVER)
     assert "can't start new thread" in note
 
 
@@ -268,5 +268,5 @@ def test_a_run_directory_that_is_gone_has_nothing_to_send(
     store: StubStore, paths: RunPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     uploader = uploader_of(paths, lambda _event: None)
-    assert uploader.finish(never) == []
+    assert uploader.finish(NEVER) == []
     assert (store.put, uploader.is_behind) == ([], False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,10 @@ from workbench.rundir.events import Event
 from workbench.rundir.paths import RunPaths
 
 pytestmark = pytest.mark.slow
+
+
+NEVER, CANCELLED = threading.Event(), threading.Event()
+CANCELLED.set()
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +55,7 @@ def uploader_of(
         store_environment=environment,
         spec=SimpleNamespace(job=SimpleNamespace(rules=rules)),
     )
-    return CheckpointUploader(context, events.append)
-
-
-def never() -> bool:
-    return False
+    return CheckpointUploader(context, SimpleNamespace(event=events.append))  # type: ignore[arg-type]
 
 
 def test_checkpoints_follow_each_other_into_the_store(server: S3Server, tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_checkpoints_follow_each_other_into_the_store(server: S3Server, tmp_path
         uploader.offer()
         keep_newest(paths.checkpoints, 2, uploader.busy)
         until(lambda: not uploader.is_behind, why=lambda: [event.data for event in events])
-    assert uploader.finish(never) == ["the checkpoints of steps 3, 2 are in s3://bucket/u/run-1"]
+    assert uploader.finish(NEVER) == ["the checkpoints of steps 3, 2 are in s3://bucket/u/run-1"]
     assert [(event.kind, event.data["step"]) for event in events] == [
         ("uploaded", step) for step in (1, 2, 3)
     ]
@@ -76,7 +77,7 @@ def test_checkpoints_follow_each_other_into_the_store(server: S3Server, tmp_path
     key = "u/run-1/step-3/pod-0/rank-0/tensors.safetensors"
     server.client().put_object(Bucket="bucket", Key=key, Body=b"!")
     again = uploader_of(paths, server.environment, events)
-    assert again.finish(never) == ["the checkpoints of steps 3, 2 are in s3://bucket/u/run-1"]
+    assert again.finish(NEVER) == ["the checkpoints of steps 3, 2 are in s3://bucket/u/run-1"]
     assert server.objects("bucket", key)[key] == b"!"
 
 
@@ -86,7 +87,7 @@ def test_a_failure_is_an_event_and_is_tried_again(server: S3Server, tmp_path: Pa
     away = {**server.environment, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
     uploader = uploader_of(paths, away, events, "s3://bucket/f")
     save(paths, 1)
-    notes = uploader.finish(never)
+    notes = uploader.finish(NEVER)
     assert [event.kind for event in events] == ["upload_failed"]
     assert "the store does not answer" in str(events[0].data["message"])
     assert len(notes) == 1
@@ -106,7 +107,7 @@ def test_a_cancelled_run_does_not_wait_for_the_store(
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         away = {**server.environment, "AWS_ENDPOINT_URL_S3": url}
-        notes = uploader_of(paths, away, []).finish(lambda: True)
+        notes = uploader_of(paths, away, []).finish(CANCELLED)
     assert "the checkpoint of step 1 is not in the object store" in notes[0]
 
 
@@ -123,5 +124,5 @@ def test_a_run_without_a_store_uploads_nothing(tmp_path: Path) -> None:
     save(paths, 1)
     uploader = uploader_of(paths, {}, [], "")
     uploader.offer()
-    assert uploader.finish(never) == []
+    assert uploader.finish(NEVER) == []
     assert not uploader.is_behind

@@ -220,7 +220,9 @@ def test_a_worker_takes_another_port_when_one_is_snatched(
             token=32 * "00",
         )
         (tmp_path / "asked.json").write_bytes(config.to_line())
-        assert cmlworker.main(tmp_path / "asked.json") == 1  # there is no rendezvous to report to
+        assert (
+            cmlworker.CMLWorker().run(tmp_path / "asked.json") == 1
+        )  # there is no rendezvous to report to
     signal.signal(signal.SIGTERM, before)
     said = (tmp_path / "log").read_text()
     assert f"Bind to port {port} on 127.0.0.2 failed" in said

@@ -877,7 +877,7 @@ def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
     backend = site.backend("lab", config)
     closing = threading.Event()
     spec = ClusterSpec(count=1, backend=backend.to_dict())
-    fleet = Fleet(ClusterPaths(tmp_path / "c"), spec, lambda _line: None, closing=closing.is_set)
+    fleet = Fleet(ClusterPaths(tmp_path / "c"), spec, lambda _line: None, closing=closing)
     monkeypatch.setattr(fleet, "_backend", backend)
     tries: list[Sequence[str]] = []
     try:

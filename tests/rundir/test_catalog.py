@@ -10,6 +10,7 @@ import pytest
 from tests.support.writtenrun import write_run
 from workbench.base.errors import ConfigError
 from workbench.pods.pod import Pod
+from workbench.rundir import status
 from workbench.rundir.catalog import store
 from workbench.rundir.catalog.benchmarks import add_evaluation, benchmark_figures
 from workbench.rundir.catalog.store import (
@@ -100,7 +101,8 @@ def test_a_run_that_cannot_be_read_hides_no_other(
     def fails(_: object) -> bool:
         raise RuntimeError("a damaged\nfile")
 
-    record = record_of(write_run(tmp_path).paths, fails)
+    monkeypatch.setattr(status, "is_keeper_alive", fails)
+    record = record_of(write_run(tmp_path).paths)
     assert record.state is RunState.LOST and "cannot be read" in record.message
     assert "\n" not in record.message
 

@@ -30,8 +30,8 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.run import Run
-from workbench.client.tables.history import history
 from workbench.display.run.page import run_text
+from workbench.finetune.notebook.history import history
 from workbench.finetune.profile.compare import compare
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths, RunPaths

@@ -20,27 +20,49 @@ def look(time_s: float, rss_gib: float, gpus: Sequence[Mapping[str, object]] = (
     return Sample.of_look(time_s, pod=POD.name, host=POD.address, rss_gib=rss_gib, gpus=gpus)
 
 
+def take(book: MemoryBook, time_s: float, data: dict[str, object]) -> None:
+    book.take(0, Event(time_s=time_s, rank=0, kind="memory", data=data), "127.0.0.2", 1)
+
+
 def test_samples_replace_what_ranks_told_and_gpus_replace_both() -> None:
-    book = MemoryBook(lambda _rank: ("127.0.0.2", 1))
-    book.take(Event(time_s=1.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 0.75}))
+    book = MemoryBook()
+    book.take(
+        0,
+        Event(time_s=1.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 0.75}),
+        "127.0.0.2",
+        1,
+    )
     assert list(book.hosts["127.0.0.2"].gib) == [(1.0, 0.5)]
     book.take_samples([look(2.0, 0.6)], anew=True)
-    book.take(Event(time_s=3.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 1.0}))
+    book.take(
+        0,
+        Event(time_s=3.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 1.0}),
+        "127.0.0.2",
+        1,
+    )
     assert list(book.hosts["127.0.0.2"].gib) == [(2.0, 0.6)]
     assert (book.hosts["127.0.0.2"].peak_gib, book.kind) == (1.0, "resident")
 
     book.take(
-        Event(time_s=4.0, rank=0, kind="memory", data={"rss_gib": 9.0, "cuda_reserved_gib": 20.0})
+        0,
+        Event(time_s=4.0, rank=0, kind="memory", data={"rss_gib": 9.0, "cuda_reserved_gib": 20.0}),
+        "127.0.0.2",
+        1,
     )
     assert list(book.hosts["127.0.0.2"].gib) == [(4.0, 20.0)]
     book.take_samples([look(5.0, 9.0, GPUS)], anew=False)
-    book.take(Event(time_s=6.0, rank=0, kind="memory", data={"cuda_reserved_gib": 20.0}))
+    book.take(
+        0,
+        Event(time_s=6.0, rank=0, kind="memory", data={"cuda_reserved_gib": 20.0}),
+        "127.0.0.2",
+        1,
+    )
     assert list(book.hosts["127.0.0.2"].gib) == [(5.0, 43.0)]
     assert (book.hosts["127.0.0.2"].gpu_percent, book.kind) == (70.0, "cuda")
 
 
 def test_a_sample_that_is_broken_or_of_a_slice_tells_what_it_can() -> None:
-    book = MemoryBook(lambda rank: (f"rank {rank}", 1))
+    book = MemoryBook()
     odd = {"time_s": 1.0, "host": "a", "rss_gib": None, "gpu_gib": [3, 3, 3.0], "gpus": [{}, "x"]}
     sample = Sample.read(odd)
     assert sample is not None and sample.gpus == ({},)

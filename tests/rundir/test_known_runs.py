@@ -211,14 +211,17 @@ def test_a_keeper_is_known_by_its_command_line(
     assert keeper_process(tmp_path) is None, "another user's"
 
 
-def test_a_run_is_queued_runs_ends_or_is_lost(run: WrittenRun) -> None:
+def test_a_run_is_queued_runs_ends_or_is_lost(
+    run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = run.paths
-    assert state_of(paths, lambda _root: True) is RunState.RUNNING
-    assert state_of(paths, lambda _root: False) is RunState.LOST
+    alive, dead = {run.cluster.root: True}, {run.cluster.root: False}
+    assert state_of(paths, alive) is RunState.RUNNING
+    assert state_of(paths, dead) is RunState.LOST
     paths.state.unlink()
-    assert state_of(paths, lambda _root: True) is RunState.QUEUED
+    assert state_of(paths, alive) is RunState.QUEUED
     run.end()
-    assert state_of(paths, lambda _root: False) is RunState.SUCCEEDED
+    assert state_of(paths, dead) is RunState.SUCCEEDED
     write_json(paths.result, {"state": "odd"})
     state, problem = state_or_problem(paths)
     assert state is RunState.LOST
@@ -231,7 +234,8 @@ def test_a_run_is_queued_runs_ends_or_is_lost(run: WrittenRun) -> None:
         return False
 
     paths.result.unlink()
-    assert state_of(paths, ends_meanwhile) is RunState.SUCCEEDED
+    monkeypatch.setattr(status, "is_keeper_alive", ends_meanwhile)
+    assert state_of(paths) is RunState.SUCCEEDED
 
 
 def test_a_state_that_cannot_be_read_is_unknown_in_words(
@@ -257,7 +261,7 @@ def test_a_result_beside_the_cluster_is_taken_if_it_names_the_run(
     assert result_file(run.paths) == run.paths.result
     write_json(spare, {"state": "failed", "of": str(run.paths.root)})
     assert result_file(run.paths) == spare
-    assert state_of(run.paths, lambda _root: False) is RunState.FAILED
+    assert state_of(run.paths, {run.cluster.root: False}) is RunState.FAILED
     write_json(run.paths.info, {"id": "../x", "cluster": str(run.cluster.root)})
     assert result_file(run.paths) == run.paths.result
     write_json(run.paths.info, {"id": spare.stem, "cluster": str(run.cluster.root)})
@@ -383,7 +387,7 @@ def test_the_store_tells_the_end_of_a_run_whose_result_is_torn(
     else:
         run.paths.result.write_bytes(raw)
     assert not has_result(run.paths)
-    assert state_of(run.paths, lambda _: False) is RunState.LOST
+    assert state_of(run.paths, {run.cluster.root: False}) is RunState.LOST
     end = Decision(
         time_s=1.0,
         run=id_of(run.paths),
@@ -391,7 +395,7 @@ def test_the_store_tells_the_end_of_a_run_whose_result_is_torn(
         facts={"state": "succeeded", "message": "all ranks finished"},
     )
     write_store(run.cluster.store, runs=[], decisions=[end], first=1)
-    assert state_of(run.paths, lambda _: False) is RunState.SUCCEEDED
+    assert state_of(run.paths, {run.cluster.root: False}) is RunState.SUCCEEDED
     monkeypatch.setattr(status, "is_keeper_alive", lambda _: False)
     assert message_of(run.paths, RunState.SUCCEEDED) == "all ranks finished"
     result = Run(run.paths.root)._result_now()

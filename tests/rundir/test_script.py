@@ -556,7 +556,7 @@ def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None
     assert job.in_users_files(whole, "r1") == f"No such file or directory: '{folder}'"
     other = 'File "/pod/runs/r1/script/src-old/a.py"'
     assert job.in_users_files(other, "r1") == other
-    moved = job.moved(lambda path: str(path).replace(folder, "/else"))
+    moved = job.replace(path="/else/pkg/train.py", folder="/else")
     assert (moved.path, moved.folder) == ("/else/pkg/train.py", "/else")
     assert "pkg/util.py" in {name for name, _ in job.views.local_files()}
 
@@ -597,9 +597,7 @@ def test_the_sent_folder_keeps_its_name(
     assert started(Script("train.py", folder="."), tmp_path / "2", {}) == f"{name} {name}"
     job = Script("train.py")
     traceback = f'File "/pod/runs/r1/script/{name}/train.py", line 1'
-    assert job.moved(lambda _: str(own / "train.py")).in_users_files(traceback, "r1") == (
-        f'File "{own}/train.py", line 1'
-    )
+    assert job.found_in(own).in_users_files(traceback, "r1") == (f'File "{own}/train.py", line 1')
 
 
 def test_a_folder_without_a_name_has_one_on_the_pods() -> None:

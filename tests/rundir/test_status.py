@@ -25,7 +25,7 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.json_values import as_int
 from workbench.base.process import is_alive, process_start_time
 from workbench.client.run import Run
-from workbench.client.tables.history import history
+from workbench.finetune.notebook.history import history
 from workbench.keeper.spawn import process_facts, take_lock
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (

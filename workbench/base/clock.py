@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from functools import cache
 
+Clock = Callable[[], float]
+"""A clock in seconds: monotonic, without the sleep of the machine, or a test's own."""
 CLOCK_MARK = "WORKBENCH_BOOTED_S"
 """Variable with the agent's time base, for its child processes."""
 

@@ -1,6 +1,6 @@
 """Views for drawing records. Without a drawing, a record shows its plain repr.
 
-`workbench/__init__.py`, above all rooms, passes the function that loads the drawings.
+`workbench/__init__.py`, above all rooms, names the module with the drawings.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from functools import _SingleDispatchCallable
 
 T = TypeVar("T")
+Draw = Callable[..., None]
+"""Function that draws the progress of a record now; the values are those of its own view."""
 
 
 def view(plain: Callable[..., T]) -> _SingleDispatchCallable[T]:
@@ -72,7 +75,7 @@ as_live: _SingleDispatchCallable[None] = view(no_view)
 as_error = view(_plain_traceback)
 """Return the lines of an error that ended a notebook's cell."""
 
-follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = view(
+follow: _SingleDispatchCallable[AbstractContextManager[Draw]] = view(
     lambda _: nullcontext(_draw_nothing)
 )
 """Return a context; its value draws the progress of a record on every call."""
@@ -103,23 +106,23 @@ class LiveDisplayable(Displayable):
 
 
 class _Drawings:
-    """The function that imports the drawings, and whether it has been called."""
+    """The module with the drawings, and whether it could be imported."""
 
-    load: Callable[[], object] | None = None
+    module = ""
     loaded: bool | None = None
 
 
-def draw_with(load: Callable[[], object]) -> None:
-    """Set the function that fills the views at the first drawing. It may raise ImportError."""
-    _Drawings.load = load
+def draw_with(module: str) -> None:
+    """Set the module that fills the views when it is imported, at the first drawing."""
+    _Drawings.module = module
     _Drawings.loaded = None
 
 
 def load_views() -> bool:
     """Fill the views once. Return False if the drawings cannot be imported."""
-    if _Drawings.loaded is None and _Drawings.load is not None:
+    if _Drawings.loaded is None and _Drawings.module:
         try:
-            _Drawings.load()
+            import_module(_Drawings.module)
         except ImportError:
             _Drawings.loaded = False
         else:

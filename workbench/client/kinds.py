@@ -80,7 +80,11 @@ def missing_attribute(root: Path, owner: str, member: str, name: str) -> Attribu
         )
     others = [each for each in kinds() if each != kind and _has(each, member, name)]
     if not others:
-        return AttributeError(f"{owner!r} object has no attribute {name!r}")
+        text = f"{owner!r} object has no attribute {name!r}"
+        if name == "status":
+            # With the object in the error, Python would suggest `stacks`.
+            return AttributeError(f"{text}. Use 'state'", name=name)
+        return AttributeError(text)
     of = " or ".join(others)
     what = f"a {kind} job" if kind else "a job whose spec.json cannot be read"
     return NotOfThisKind(

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from workbench.base.display_protocol import Draw
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, records
 from workbench.base.files.disk import check_room
@@ -188,7 +189,7 @@ def _stored(spec: ClusterSpec) -> dict[str, object]:
     return {**spec.to_dict(), "pods": pods}
 
 
-def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Callable[..., None]) -> None:
+def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Draw) -> None:
     """Wait until a new keeper has found the pods of a dead keeper."""
     deadline = time.monotonic() + spec.start_timeout_s + spec.lease_s
     while (status := cluster_status(paths.root)).phase in (
@@ -208,7 +209,7 @@ def await_ready(
     paths: ClusterPaths,
     spec: ClusterSpec,
     keeper: subprocess.Popen[bytes],
-    draw: Callable[..., None],
+    draw: Draw,
     is_given_up: Callable[[], bool],
 ) -> None:
     """Wait until the pods are ready; on an error or interrupt, until the keeper has ended."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from workbench.base.display_protocol import Draw
 from workbench.base.files import read_json, records
 from workbench.base.json_values import as_int
 from workbench.base.table import Grid
@@ -253,7 +254,7 @@ class ClusterPanel(Watched):
 
 
 @contextmanager
-def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
+def follow_start(cluster: Cluster) -> Iterator[Draw]:
     """Draw the pods during a long start; in a terminal, the reason for waiting. A line remains."""
     begun = time.monotonic()
     drawn_at = float("-inf")

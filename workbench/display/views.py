@@ -57,7 +57,7 @@ from workbench.pods.node_table import NodeTable
 
 
 @contextmanager
-def _follow_benchmark(_: Benchmark) -> Iterator[Callable[..., None]]:
+def _follow_benchmark(_: Benchmark) -> Iterator[display_protocol.Draw]:
     with closing(live.BenchmarkLive()) as lines:
         yield lines.update
 
@@ -146,20 +146,10 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
 }
 
 
-_DRAWINGS: Mapping[Any, Callable[[Doc], Any]] = {
-    display_protocol.as_text: to_text,
-    display_protocol.as_html: to_html,
-    display_protocol.as_bundle: to_bundle,
-}
-
-
-def _drawn(draw: Callable[[Doc], Any], doc: Callable[..., Doc]) -> Callable[..., Any]:
-    return lambda record: draw(doc(record))
-
-
 for _record, _doc in _DOCS.items():
-    for _view, _to in _DRAWINGS.items():
-        _view.register(_record, _drawn(_to, _doc))
+    display_protocol.as_text.register(_record, lambda it, doc=_doc: to_text(doc(it)))
+    display_protocol.as_html.register(_record, lambda it, doc=_doc: to_html(doc(it)))
+    display_protocol.as_bundle.register(_record, lambda it, doc=_doc: to_bundle(doc(it)))
 for _view, _drawings in _VIEWS.items():
     for _record, _draw in _drawings.items():
         _view.register(_record, _draw)

@@ -9,6 +9,7 @@ registry (`jobs/registry.py`) finds the class by its kind.
 
 from __future__ import annotations
 
+import glob
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_there
 from workbench.base.files.gate import read_within
 from workbench.base.record import Record
 from workbench.jobs.launcher import LauncherName
@@ -371,8 +373,8 @@ class Job(Record):
 
     # Before the run.
 
-    def moved(self, move: Callable[[object], object]) -> Self:
-        """Return the job with `move` applied to every option that may be a path."""
+    def found_in(self, folder: Path) -> Self:
+        """Return the job with absolute paths of files that are in a folder; see `file_in`."""
         return self
 
     def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:
@@ -484,3 +486,18 @@ class Job(Record):
             f"a job of kind {self.kind!r} cannot be handed over: the class has no handed_over(); "
             "submit it to a cluster instead"
         )
+
+
+def file_in(folder: Path, value: object) -> object:
+    """Return the absolute path of a file in a folder, or else the value; for a list, part by part.
+
+    A pattern with `*` counts as a file if it matches files. The value may be absolute.
+    """
+    match value:
+        case [*several]:
+            return [file_in(folder, part) for part in several]
+        case str() if is_there(folder / value):
+            return str(folder / value)
+        case str() if "*" in value and glob.glob(value, root_dir=folder):  # noqa: PTH207
+            return str(folder / value)
+    return value

@@ -39,6 +39,7 @@ from workbench.jobs.job import (
     Stop,
     Traits,
     carried,
+    file_in,
 )
 from workbench.jobs.launcher import LauncherName
 from workbench.jobs.requirements.read import read_requirements
@@ -275,12 +276,12 @@ class Script(Job):
             outputs=FolderOutputs(patterns=self.outputs, limit_gib=self.outputs_limit_gib),
         )
 
-    def moved(self, move: Callable[[object], object]) -> Self:
-        folder = move(self.folder) if self.folder else None
-        moved = self.replace(path=move(self.path), folder=folder)
+    def found_in(self, folder: Path) -> Self:
+        own = file_in(folder, self.folder) if self.folder else None
+        found = self.replace(path=file_in(folder, self.path), folder=own)
         if isinstance(self.requirements, str):
-            moved = moved.replace(requirements=move(self.requirements))
-        return moved
+            found = found.replace(requirements=file_in(folder, self.requirements))
+        return found
 
     def prepare(self, run: NewRun) -> Prepared:
         check_args(self.args, run.environment)

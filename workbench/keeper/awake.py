@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+
+from workbench.base.clock import Clock
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -26,7 +27,7 @@ def _since_boot() -> float:
 class AwakeClock:
     """Count the seconds since boot without pauses in the clock's use. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = _since_boot) -> None:
+    def __init__(self, clock: Clock = _since_boot) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked = clock()

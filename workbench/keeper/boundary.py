@@ -31,8 +31,12 @@ def isolate_run_errors(
         if _last.get((run_id, doing)) != words:
             logger.exception("run %s: %s", run_id, doing)
         _last[run_id, doing] = words
-        if end is not None:
-            _end(run_id, end, error)
+        try:
+            if end is not None:
+                end(error)
+        # Run boundary: the run may be without a result, and the keeper continues.
+        except Exception:
+            logger.exception("run %s: ending the run", run_id)
     else:
         _last.pop((run_id, doing), None)
 
@@ -48,10 +52,3 @@ def isolate_pod_errors(pod: str, doing: str) -> Iterator[None]:
         _last[pod, doing] = str(error)
     else:
         _last.pop((pod, doing), None)
-
-
-def _end(run_id: str, end: Callable[[Exception], object], error: Exception) -> None:
-    try:
-        end(error)
-    except Exception:  # Run boundary: the run may be without a result, and the keeper continues.
-        logger.exception("run %s: ending the run", run_id)

@@ -44,11 +44,12 @@ class Fleet:
         spec: ClusterSpec,
         report: Report,
         changed: Callable[[], None] = lambda: None,
-        closing: Callable[[], bool] = lambda: False,
+        *,
+        closing: threading.Event,
     ):
         """Own the pods of a spec. `changed` is called when a pod's phase or message changes.
 
-        `closing`: whether the cluster is being closed; nothing then waits for a lost pod.
+        `closing` is set when the cluster is being closed; nothing then waits for a lost pod.
         """
         self.pods: Sequence[Pod] = ()
         """Pods as last seen."""
@@ -306,7 +307,7 @@ class Fleet:
     def _reason_gone(self, name: str, silent_s: float = 0.0) -> str:
         """Return why a pod, silent for some seconds, will not answer again; empty while it may."""
         pod = next(pod for pod in self.refresh() if pod.name == name)
-        is_closing = self._closing()
+        is_closing = self._closing.is_set()
         if pod.phase.is_terminal or (pod.phase is Phase.UNKNOWN and is_closing):
             return f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
         # The place says that the pod runs: a closing cluster waits a short time.
@@ -345,7 +346,7 @@ class Fleet:
             except Exception:  # Thread boundary.
                 logger.exception("looking after the pods")
 
-    def remove_environments(self, say: Callable[[str], None]) -> None:
+    def remove_environments(self, say: Report) -> None:
         """Remove the environments of jobs on all pods, and report the time. Raises nothing.
 
         The many files of an environment take longer than a place waits for the end of a pod.

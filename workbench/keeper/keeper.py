@@ -81,7 +81,7 @@ class Keeper:
             spec,
             report=self._report,
             changed=self._write_state,
-            closing=self._closing.is_set,
+            closing=self._closing,
         )
         # Masks the secrets of the cluster and its jobs in everything written to disk.
         self._redact = redact

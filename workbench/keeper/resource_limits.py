@@ -11,6 +11,8 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TypeVar
 
+from workbench.pods.pod import Report, no_report
+
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
@@ -46,7 +48,7 @@ def missing(error: BaseException) -> str:
     return ""
 
 
-def retry_on_exhaustion(action: Callable[[], _T], say: Callable[[str], object] | None = None) -> _T:
+def retry_on_exhaustion(action: Callable[[], _T], say: Report = no_report) -> _T:
     """Repeat an action that fails without a free thread or descriptor, for `PATIENCE_S` at most.
 
     `say` receives a hint for the user. Any other error is raised at once.
@@ -64,8 +66,7 @@ def retry_on_exhaustion(action: Callable[[], _T], say: Callable[[str], object] |
                 said = True
                 hint = f"waiting until the keeper has a free {what} (see ulimit -n and ulimit -u)"
                 logger.warning("%s: %s", hint, error)
-                if say is not None:
-                    say(hint)
+                say(hint)
         time.sleep(_PAUSE_S)
 
 

@@ -12,8 +12,8 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
@@ -55,7 +55,6 @@ from workbench.rundir.register.registered import (
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_status,
-    is_keeper_alive,
     run_at,
 )
 from workbench.rundir.view import RunView
@@ -85,7 +84,7 @@ class Listing:
         Only runs with every word of `find` are listed.
         """
         began = time.thread_time()
-        is_alive = cache(is_keeper_alive)  # clusters have many runs
+        keepers: dict[Path, bool] = {}
         runs = []
         clusters = []
         cut = False
@@ -101,7 +100,7 @@ class Listing:
             if isinstance(paths, ClusterPaths):
                 clusters.append(self._cluster(paths))
             else:
-                runs.append(self._run(paths, is_alive))
+                runs.append(self._run(paths, keepers))
         runs.sort(key=_place_in_list)
         titles = {cluster["path"]: cluster["title"] for cluster in clusters}
         found = []
@@ -286,11 +285,11 @@ class Listing:
             return str(path.relative_to(self.root))
         return str(path)
 
-    def _run(self, paths: RunPaths, is_alive: Callable[[Path], bool]) -> Row:
+    def _run(self, paths: RunPaths, keepers: dict[Path, bool]) -> Row:
         stamp = stamp_of(paths)
         seen, row = self._ended.get(paths.root, ("", {}))
         if not row or seen != stamp:
-            record = record_of(paths, is_alive)
+            record = record_of(paths, keepers)
             row = self._row(record)
             if not record.is_live:
                 self._ended[paths.root] = (stamp, row)

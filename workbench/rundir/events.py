@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -215,7 +215,7 @@ def log(step: int, **figures: object) -> None:
     """
     if RUN_MARK not in os.environ or os.environ.get("RANK", "0") != "0":
         return
-    whole_step = _number("step", step, int)
+    whole_step = _number("step", step, whole=True)
     if whole_step is None:
         return
     numbers: dict[str, float] = {}
@@ -226,7 +226,7 @@ def log(step: int, **figures: object) -> None:
             _report_unused(given, why)
             continue
         name = _name_beside(given, _product_names)
-        number = _number(given, value, int if name == "max_steps" else float)
+        number = _number(given, value, whole=name == "max_steps")
         if number is not None:
             numbers[name] = number
     # The prefix tells figures of an evaluation from figures of a step.
@@ -266,12 +266,12 @@ def _name_beside(name: str, kept: Set[str]) -> str:
     return f"eval_log.{short}" if name != short else f"log.{name}"
 
 
-def _number(name: str, value: Any, convert: Callable[[Any], float]) -> float | None:
+def _number(name: str, value: Any, *, whole: bool) -> float | None:
     """Return a value as a number. None, with a line in the output: the value is no number."""
     if value is None:
         return None
     try:
-        return convert(value)
+        return int(value) if whole else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         _report_unused(name, f"a value of type {type(value).__name__} is no number")
         return None

@@ -6,7 +6,6 @@ submits the file.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Annotated, ClassVar, TypeVar
 from pydantic import Field
 
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.files import is_there, read_bytes
+from workbench.base.files import read_bytes
 from workbench.base.json_values import Json, get_object, parse_json
 from workbench.base.process import LEASE_S
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
@@ -160,7 +159,7 @@ class RunSpec(Record):
             raise ConfigError(f"{path}: {error}") from None
         except ValueError as error:
             raise ConfigError(f"the spec {path} is not JSON: {error}") from error
-        job = _relative_to(spec.job, path.parent)
+        job = spec.job.found_in(path.parent)
         return spec.replace(job=job)
 
 
@@ -254,23 +253,3 @@ def _texts(env: Json) -> dict[str, str]:
         if not _ONLY_REFERENCES.fullmatch(text):
             texts[name] = text
     return texts
-
-
-def _relative_to(job: Job, folder: Path) -> Job:
-    def absolute(value: object) -> object:
-        match value:
-            case [*several]:
-                return [absolute(part) for part in several]
-            case str() if is_there(folder / value) or _matches(value, folder):
-                return str(folder / value)
-        return value
-
-    return job.moved(absolute)
-
-
-def _matches(pattern: str, folder: Path) -> bool:
-    """Whether a pattern with `*` matches files of a folder. The pattern may be absolute."""
-    if "*" not in pattern:
-        return False
-    found = glob.glob(pattern, root_dir=folder)  # noqa: PTH207
-    return bool(found)

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
@@ -237,22 +237,26 @@ def id_of(paths: RunPaths) -> str:
     return as_str(read_json(paths.info).get("id")) or paths.root.name
 
 
-def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
+def state_of(paths: RunPaths, keepers: dict[Path, bool] | None = None) -> RunState:
     """Return the state of a run: from its result, or else from the keeper's last report.
 
     The state is `lost` if the keeper died, and `unknown` if files cannot be read at the moment.
+    `keepers` keeps whether the keeper of a cluster is alive, for a look at many runs.
     """
     try:
-        return _state_of(paths, is_alive)
+        return _state_of(paths, keepers)
     except Unreadable:
         return RunState.UNKNOWN
 
 
-def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
+def _state_of(paths: RunPaths, keepers: dict[Path, bool] | None) -> RunState:
     result = _result_of(paths)
     if not result:
         cluster = known_cluster_of(paths)
-        if is_alive(cluster):
+        keepers = {} if keepers is None else keepers
+        if cluster not in keepers:
+            keepers[cluster] = is_keeper_alive(cluster)
+        if keepers[cluster]:
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
         # The keeper may have written the result in the meantime.
         result = _result_of(paths) or _decided(paths, cluster)
@@ -358,14 +362,14 @@ def unknown_words(paths: RunPaths) -> str:
 
 
 def state_or_problem(
-    paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
+    paths: RunPaths, keepers: dict[Path, bool] | None = None
 ) -> tuple[RunState, str]:
     """Return the state of a run and the problem in reading the state.
 
     A run with damaged files is lost, and no error is raised.
     """
     try:
-        state = _state_of(paths, is_alive)
+        state = _state_of(paths, keepers)
         return state, _torn_words(paths) if state is RunState.LOST else ""
     except Unreadable as error:
         return (

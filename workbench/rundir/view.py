@@ -68,7 +68,7 @@ class RunView:
         self._events = EventTail(self.paths.events)
         self._samples = SampleTail(self.paths.samples)
         self._logs: dict[tuple[int, int], list[LogTail]] = {}
-        self._book = MemoryBook(self._place)
+        self._book = MemoryBook()
         self.memory: Mapping[str, HostMemory] = self._book.hosts
         self.hosts: Sequence[HostSlots] = ()
         """Pods of the run, in rank order. Empty before the start."""
@@ -263,7 +263,8 @@ class RunView:
         if self._first_s is None:
             self._first_s = event.time_s
         self.totals.take(event)
-        self._book.take(event)
+        if event.kind == EventKind.MEMORY and event.rank is not None:
+            self._book.take(event.rank, event, *self._place(event.rank))
         if event.kind == EventKind.RESTARTED:
             self.hosts = ()
             went_on = event.whole("step")

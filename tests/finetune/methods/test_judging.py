@@ -1,4 +1,4 @@
-"""Reward functions get what they name; a failing one is named with the row, and a run keeps its
+"""Function functions get what they name; a failing one is named with the row, and a run keeps its
 last step."""
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import pytest
 from tests.support.forkedruns import Plan, Ran, run_all
 from tests.support.methodruns import prompts, write_prepared, write_rows
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
-from workbench.finetune.methods.judging import Raised, Reward, Row, call_rewards, text_row, unjudged
+from workbench.finetune.methods.judging import Raised, Row, call_rewards, text_row, unjudged
 from workbench.finetune.methods.registry import method_of
+from workbench.finetune.options.metrics import Function
 from workbench.rundir.checkpoints import problem_of
 
 ROWS = [{"prompt": "1+1?", "answer": "2"}, {"prompt": "2+2?", "answer": "4"}]
 
 
-def call(function: Reward, rows: Sequence[Row], completions: Sequence[Any], **further: Any) -> Any:
+def call(
+    function: Function, rows: Sequence[Row], completions: Sequence[Any], **further: Any
+) -> Any:
     """Return the rewards of one function."""
     (judged,) = call_rewards([("judged", function)], rows, completions, **further)
     return judged

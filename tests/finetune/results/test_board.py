@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.base.errors import BackendError
+from workbench.client.tensorboard import board
 from workbench.client.tensorboard.board import Board, Route, Way, find_route, jupyter_server
 from workbench.client.tensorboard.server import BoardServer
 from workbench.display.kit.templates import macro
@@ -86,15 +87,22 @@ KEY = server_at("/runs").key
     ],
 )
 def test_the_way_from_the_browser(
-    environ: Mapping[str, str], jupyter: str | None, way: Way, url: str, port: int | None
+    environ: Mapping[str, str],
+    jupyter: str | None,
+    way: Way,
+    url: str,
+    port: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    route = find_route(environ, jupyter=jupyter, free=lambda p: p != 9999)
+    monkeypatch.setattr(board, "is_free", lambda p: p != 9999)
+    route = find_route(environ, jupyter=jupyter)
     assert (route.way, route.url(server_at("/runs")), route.port) == (way, url, port)
 
 
-def test_no_published_port_is_free() -> None:
+def test_no_published_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "is_free", lambda _: False)
     with pytest.raises(BackendError, match=r"CDSW_APP_PORT=8100 and CDSW_READONLY_PORT=8090"):
-        find_route(CLOUDERA, jupyter=None, free=lambda _: False)
+        find_route(CLOUDERA, jupyter=None)
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:

@@ -98,11 +98,12 @@ def test_a_tokenizer_of_ones_own_is_known_by_its_parts() -> None:
 
 
 def test_another_kind_of_tokenizer_is_refused_in_plain_words() -> None:
-    def unknown(_: object) -> str:
-        raise NotImplementedError
+    class Unknown:
+        def get_vocab_base_pre(self, _: object) -> str:
+            raise NotImplementedError
 
     with pytest.raises(ConfigError, match="WordLevel cut by Split"):
-        gguf._pre_tokenizer(unknown, tokenizer("x"))
+        gguf._pre_tokenizer(Unknown(), tokenizer("x"))
 
 
 def test_a_prompt_of_the_job_stands_around_the_text() -> None:

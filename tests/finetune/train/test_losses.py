@@ -148,7 +148,7 @@ def ended(step: int, loss: float) -> EndedStep:
 def losses_of(apart: bool, asked: Any) -> StepLosses:
     cpu = torch.device("cpu")
     pace = Pace(StepMeter(causal=True), cpu, forward_is_own=True)
-    return StepLosses(device=cpu, apart=apart, pace=pace, asked_to_stop=asked)
+    return StepLosses(device=cpu, apart=apart, pace=pace, stop=SimpleNamespace(is_there=asked))
 
 
 @pytest.mark.parametrize("apart", [False, True])

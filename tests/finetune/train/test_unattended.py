@@ -274,7 +274,8 @@ def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
             thread.start()
         time.sleep(0.3)  # they see only what the attempt before has left
         assert told == {}
-        members[0].lead(lambda attempt=attempt: {"attempt": attempt})
+        with members[0].leading() as facts:
+            facts["attempt"] = attempt
         for thread in threads:
             thread.join(300)
         assert told == {1: {"attempt": attempt}, 2: {"attempt": attempt}}
@@ -287,15 +288,12 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
         match=sentence("a claim that several pods use must be ReadWriteMany", "[1, 2]", 0)
         + sentence("ranks {} did not come"),
     ):
-        alone.lead(dict)
+        alone.leading().__enter__()
     with pytest.raises(RunError, match=sentence("rank 0 did not come")):
         FileRendezvous(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
-    with pytest.raises(ConfigError, match="mine"):
-        FileRendezvous(folder=tmp_path / "z", rank=0, world_size=1).lead(_refuse)
-
-
-def _refuse() -> Mapping[str, object]:
-    raise ConfigError("mine")
+    first = FileRendezvous(folder=tmp_path / "z", rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="mine"), first.leading():
+        raise ConfigError("mine")
 
 
 class StatusServer(HTTPServer):

@@ -5,13 +5,13 @@ Only the standard library is imported: ranks of scripts run this file before the
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
+def changes() -> Mapping[str, Callable[[Any], None]]:
     """Tell of each wait. A wait for the lock of an aborted build has no end."""
-    when_imported("torch.utils.file_baton", _tell)
+    return {"torch.utils.file_baton": _tell}
 
 
 def _tell(module: Any) -> None:

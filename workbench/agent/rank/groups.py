@@ -6,7 +6,7 @@ Only the standard library is imported: ranks of scripts run this file before the
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,18 @@ _GPU_NAMES = (*"0123456789", "GPU-", "MIG-")
 _GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "dxg", "kfd", "accel", "davinci")
 
 
-def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
+def changes() -> Mapping[str, Callable[[Any], None]]:
     """Prepare a rank of several. Accelerate opens a group without GPUs only if a variable asks."""
+    found: dict[str, Callable[[Any], None]] = {}
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        return
+        return found
     if _USE_CPU not in os.environ and not has_gpu():
         os.environ[_USE_CPU] = "true"
-        when_imported("accelerate.state", _connect)
+        found["accelerate.state"] = _connect
     folder = os.environ.get("WORKBENCH_RANK_DIR")
     if folder:
-        when_imported("torch.distributed.distributed_c10d", functools.partial(_note, Path(folder)))
+        found["torch.distributed.distributed_c10d"] = functools.partial(_note, Path(folder))
+    return found
 
 
 def has_gpu(devices: str = "/dev") -> bool:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +96,10 @@ def _forget(folder: Path) -> None:
     (folder / _LISTENS).unlink(missing_ok=True)
 
 
-def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
+def changes() -> Mapping[str, Callable[[Any], None]]:
     """Add callbacks to every Trainer of a rank, and report other TensorBoard scalars of rank 0."""
-    when_imported("transformers.trainer", _add)
-    if os.environ.get("RANK") == "0":
-        for name in _WRITERS:
-            when_imported(name, _follow)
+    writers = _WRITERS if os.environ.get("RANK") == "0" else ()
+    return {"transformers.trainer": _add, **dict.fromkeys(writers, _follow)}
 
 
 def _quiet(action: Callable[..., None]) -> Callable[..., None]:
@@ -255,20 +253,16 @@ def _evaluated(logs: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def _before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
+def _call_before(owner: Any, name: str, first: Callable[..., None]) -> None:
     """Call another function before a method of a class."""
+    method = getattr(owner, name)
 
-    def replace(first: Callable[..., None]) -> None:
-        method = getattr(owner, name)
+    @functools.wraps(method)
+    def both(*args: Any, **options: Any) -> Any:
+        _quiet(first)(*args, **options)
+        return method(*args, **options)
 
-        @functools.wraps(method)
-        def both(*args: Any, **options: Any) -> Any:
-            _quiet(first)(*args, **options)
-            return method(*args, **options)
-
-        setattr(owner, name, both)
-
-    return replace
+    setattr(owner, name, both)
 
 
 @_quiet
@@ -289,8 +283,7 @@ def _follow(module: Any) -> None:
                 name = f"{folder}/{tag}"
             take(name, value, step)
 
-    @_before(writer, "add_scalar")
-    def _one(
+    def one(
         self: Any,
         tag: Any,
         scalar_value: Any,
@@ -300,8 +293,7 @@ def _follow(module: Any) -> None:
     ) -> None:
         tell(self, tag, scalar_value, global_step)
 
-    @_before(writer, "add_scalars")
-    def _several(
+    def several(
         self: Any,
         main_tag: Any,
         tag_scalar_dict: Any,
@@ -312,6 +304,8 @@ def _follow(module: Any) -> None:
         for tag, value in dict(tag_scalar_dict).items():
             tell(self, f"{main_tag}/{tag}", value, global_step)
 
+    _call_before(writer, "add_scalar", one)
+    _call_before(writer, "add_scalars", several)
     atexit.register(_quiet(figures.report), True)
 
 

@@ -34,7 +34,8 @@ if _store:
     for _name in ("trainer_events", "groups", "builds", "exits"):
         _spec = PathFinder.find_spec(_name, [f"{_agent}/rank"])
         if _spec:
-            _executed(_spec).install(_imports.when_imported)
+            for _module, _change in _executed(_spec).changes().items():
+                _imports.when_imported(_module, _change)
 _stacks = PathFinder.find_spec("stacks", [f"{_agent}/ranks"]) if _is_ours else None
 if _stacks:
     with suppress(OSError, KeyError):

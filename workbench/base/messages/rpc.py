@@ -15,7 +15,8 @@ from typing import Any
 from workbench.base.messages import lines
 from workbench.base.messages.lines import LARGEST, Lines, Stream
 
-_OnPiece = Callable[[Any], None]
+OnPiece = Callable[[Any], None]
+"""Function that takes the pieces of an answer as they arrive."""
 
 
 class Refused(Exception):
@@ -54,7 +55,7 @@ class Client:
         self.lost = ""  # why no message can be sent or read any more
 
     def call(
-        self, request: Mapping[str, object], timeout_s: float, on_piece: _OnPiece | None = None
+        self, request: Mapping[str, object], timeout_s: float, on_piece: OnPiece | None = None
     ) -> dict[str, Any]:
         """Send a request and return its answer. Errors as for `send` and `result`."""
         call = self.send(request)
@@ -82,7 +83,7 @@ class Client:
         return call
 
     def result(
-        self, call: Call, timeout_s: float, on_piece: _OnPiece | None = None
+        self, call: Call, timeout_s: float, on_piece: OnPiece | None = None
     ) -> dict[str, Any]:
         """Wait for the answer to a call, and pass its pieces to `on_piece` as they arrive.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from workbench.rundir.figures.metrics import columns_of
 from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import is_keeper_alive, run_at
+from workbench.rundir.status import run_at
 from workbench.rundir.view import RunView
 
 if TYPE_CHECKING:
@@ -225,8 +224,8 @@ def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparis
 
 def compare_views(views: Sequence[RunView], *, names: Sequence[str] = ()) -> RunComparison:
     """Compare runs already read. See `compare`."""
-    is_alive = cache(is_keeper_alive)
-    records = [record_of(view.paths, is_alive) for view in views]
+    keepers: dict[Path, bool] = {}
+    records = [record_of(view.paths, keepers) for view in views]
     named = tuple(names)
     if not named:
         given = [record.name for record in records]

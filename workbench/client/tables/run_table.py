@@ -14,6 +14,10 @@ def text_cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
+WriteCell = Callable[[Any], Cell]
+"""Function that returns the cell of a value. The value may be None."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
     """Format of a column of the data frame."""
@@ -21,8 +25,7 @@ class Format:
     name: str
     """Name of the column."""
     title: str
-    write: Callable[[Any], Cell] = text_cell
-    """Function that returns the cell of a value. The value may be None."""
+    write: WriteCell = text_cell
     right: bool = False
     """Whether the column has numbers, which are aligned to the right."""
     cut: bool = False
@@ -31,7 +34,7 @@ class Format:
     """Whether a column of equal cells may stand above the table."""
 
 
-def figure(name: str, title: str, write: Callable[[Any], Cell], *, above: bool = False) -> Format:
+def figure(name: str, title: str, write: WriteCell, *, above: bool = False) -> Format:
     """Return the format of a column of numbers."""
     return Format(name=name, title=title, write=write, right=True, above=above)
 

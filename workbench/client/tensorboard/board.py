@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -72,7 +72,6 @@ def find_route(
     environ: Mapping[str, str],
     *,
     jupyter: str | None,
-    free: Callable[[int], bool] = lambda _port: True,
 ) -> Route:
     """Return the way from the browser to a server on this machine.
 
@@ -91,7 +90,7 @@ def find_route(
             hint="Check TENSORBOARD_PROXY_URL if the frame stays empty.",
         )
     if environ.get("CDSW_ENGINE_ID") and environ.get("CDSW_DOMAIN"):
-        return _cloudera(environ, free)
+        return _cloudera(environ)
     prefix = environ.get("JUPYTERHUB_SERVICE_PREFIX")
     if prefix and jupyter is None:
         hint = (
@@ -201,18 +200,18 @@ def _file_name(name: str) -> str:
 def show_tensorboard(folders: Mapping[str, Path]) -> Board:
     """Return a TensorBoard of folders by name, once the server answers."""
     base_url, _ = jupyter_server(os.environ)
-    route = find_route(os.environ, jupyter=base_url or None, free=is_free)
+    route = find_route(os.environ, jupyter=base_url or None)
     server = serve_folders(folders, route.port)
     return Board(server=server, route=route, runs=tuple(folders))
 
 
-def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
+def _cloudera(environ: Mapping[str, str]) -> Route:
     """Return the first free published port. If JupyterLab is the editor, it uses CDSW_APP_PORT."""
     host = f"{environ['CDSW_ENGINE_ID']}.{environ['CDSW_DOMAIN']}"
     taken = []
     for name, before in (("CDSW_APP_PORT", ""), ("CDSW_READONLY_PORT", "read-only-")):
         port = environ.get(name, "")
-        if port.isdecimal() and free(int(port)):
+        if port.isdecimal() and is_free(int(port)):
             template = f"https://{before}{host}/"
             return Route(way=Way.CLOUDERA, template=template, port=int(port))
         taken.append(f"{name}={port}" if port else f"{name} (not set)")

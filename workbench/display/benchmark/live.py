@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from workbench.base.clock import Clock
 from workbench.base.table import DONE, Bar, Cell, Grid, Toned
 from workbench.base.words import count, duration, gib, number, percent, pluralize, strip_controls
 from workbench.benchmark.comparable_groups import names_of
@@ -189,9 +190,7 @@ def _figures(values: Mapping[str, object]) -> dict[str, str]:
 class BenchmarkLive:
     """The live lines of a benchmark. `close` draws the last state."""
 
-    def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
         self._screen = Screen(stream)
         self._clock = clock
         self._lines: tuple[LiveLine, ...] = ()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from workbench.base.clock import Clock
+from workbench.base.display_protocol import Draw
 from workbench.base.words import count, duration, number, strip_controls
 from workbench.rundir.totals import Progress
 
@@ -79,9 +81,7 @@ class Screen:
 class ProgressLine:
     """The progress line of a run; `close` draws the last state and ends the line."""
 
-    def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
         self._screen = Screen(stream)
         self._clock = clock
         self._pending: Progress | None = None
@@ -139,7 +139,7 @@ class ProgressLine:
 
 
 @contextmanager
-def follow_run(run: Run) -> Iterator[Callable[[], None]]:
+def follow_run(run: Run) -> Iterator[Draw]:
     """Draw the progress of a run while someone waits for it.
 
     Its last state when the waiting ends well.

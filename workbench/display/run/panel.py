@@ -22,7 +22,7 @@ from workbench.display.kit.plots.static import figure_svg, plot_svg, plots_png
 from workbench.display.kit.templates import styled
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.display.run.facts import RunFacts
-from workbench.display.run.page import RunPage, run_doc
+from workbench.display.run.page import Drawing, RunPage, run_doc
 from workbench.display.run.stacks import stacks_blocks
 from workbench.rundir.figures.metrics import curves_of
 from workbench.rundir.status import state_or_problem
@@ -195,7 +195,7 @@ class Drawings:
         self,
         name: str,
         state: object,
-        draw: Callable[[], str],
+        draw: Drawing,
         *,
         at_once: bool = False,
     ) -> str:
@@ -282,7 +282,7 @@ class RunButtons(ButtonBar):
         self.say("killing the run")
         self._run.cancel()
 
-    def _show(self, words: str, draw: Callable[[], str], *, stacks: bool = False) -> None:
+    def _show(self, words: str, draw: Drawing, *, stacks: bool = False) -> None:
         self.say(words)
         self.bring_up(styled(draw()))
         self._shows_stacks = stacks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
+from workbench.base.messages.rpc import OnPiece
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import Answers, Predictions
 from workbench.finetune.answers.questions import (
@@ -67,7 +68,7 @@ def chat(
     for each, _ in models.values():
         server_of(each.paths)
 
-    def ask(name: str, turns: Sequence[Message], on_text: Callable[[str], None] | None) -> str:
+    def ask(name: str, turns: Sequence[Message], on_text: OnPiece | None) -> str:
         each, is_before = models[name]
         question = Question(source=turns[-1]["content"], messages=tuple(turns))
         server = server_of(each.paths)

@@ -8,9 +8,10 @@ from functools import partial
 
 from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError
+from workbench.base.messages.rpc import OnPiece
 from workbench.finetune.data.forms.messages import Message
 
-_Ask = Callable[[str, Sequence[Message], Callable[[str], None] | None], str]
+_Ask = Callable[[str, Sequence[Message], OnPiece | None], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ import errno
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -112,7 +112,7 @@ class ModelServer:
         questions: Sequence[Question],
         *,
         before: bool = False,
-        on_text: Callable[[str], None] | None = None,
+        on_text: rpc.OnPiece | None = None,
     ) -> Answered:
         """Return the model's answers. `on_text` receives the pieces of a single answer.
 
@@ -164,7 +164,7 @@ class ModelServer:
         self,
         request: Mapping[str, object],
         timeout_s: float,
-        on_text: Callable[[str], None] | None = None,
+        on_text: rpc.OnPiece | None = None,
     ) -> dict[str, Any]:
         with self._lock:
             try:
@@ -176,7 +176,7 @@ class ModelServer:
         self,
         request: Mapping[str, object],
         timeout_s: float,
-        on_text: Callable[[str], None] | None,
+        on_text: rpc.OnPiece | None,
     ) -> dict[str, Any]:
         self.start()
         assert self._client is not None

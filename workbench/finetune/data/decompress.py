@@ -78,10 +78,8 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    opener = _OPENERS.get(path.suffix.lower())
-    file: IO[bytes] = (
-        path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)
-    )
+    is_packed = path.suffix.lower() in _OPENERS
+    file: IO[bytes] = io.BufferedReader(_Unpacked(path), _CHUNK) if is_packed else path.open("rb")
     beginning = file.read(max(len(mark) for mark, _ in _NO_TEXT))
     file.seek(0)
     for mark, problem in _NO_TEXT:
@@ -97,8 +95,8 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
 class _Unpacked(io.RawIOBase):
     """Content of a compressed file."""
 
-    def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
-        self._file = opener(path)
+    def __init__(self, path: Path) -> None:
+        self._file = _OPENERS[path.suffix.lower()](path)
         self._most = _FREE_BYTES + _MOST_TIMES * path.stat().st_size
 
     def readable(self) -> bool:

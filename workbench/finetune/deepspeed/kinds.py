@@ -141,8 +141,9 @@ def _at_least(least: float, value: object) -> bool:
     return amount is not None and amount >= least
 
 
-def _is_list(value: object, fits: Callable[[object], bool]) -> bool:
-    return isinstance(value, list | tuple) and all(map(fits, value))
+def _items(value: object) -> list[object]:
+    """Return the items of a list; for another value, None alone, which is no text and no number."""
+    return list(value) if isinstance(value, list | tuple) else [None]
 
 
 KINDS = {
@@ -161,10 +162,8 @@ KINDS = {
         lambda value: _at_least(0, value) and not _at_least(1.0000001, value),
     ),
     "text": Kind("text", _is_text),
-    "texts": Kind("a list of texts", lambda value: _is_list(value, _is_text)),
-    "numbers": Kind(
-        "a list of numbers", lambda value: _is_list(value, lambda each: as_float(each) is not None)
-    ),
+    "texts": Kind("a list of texts", lambda value: all(map(_is_text, _items(value)))),
+    "numbers": Kind("a list of numbers", lambda value: None not in map(as_float, _items(value))),
     "object": Kind("an object", lambda value: isinstance(value, Mapping)),
 }
 """Kinds by their words in a table."""

@@ -5,7 +5,7 @@ The verbs are in `submit` and are imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -21,7 +21,7 @@ from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
 from workbench.finetune.methods.registry import MethodName, method_of
 from workbench.finetune.options.changes import Changes
-from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
+from workbench.finetune.options.metrics import Metric, function_name, metric_file
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.renamed_options import value_hint
 from workbench.finetune.options.training import option_hint
@@ -41,32 +41,33 @@ from workbench.jobs.job import (
     Rules,
     Stop,
     Traits,
+    file_in,
 )
 
 _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 
 
-def _moved(dataset: object, move: Callable[[object], object]) -> object:
+def _dataset_in(folder: Path, dataset: object) -> object:
     match dataset:
         case {"parts": [*parts], **options}:  # a mix
-            return {**options, "parts": [_moved(part, move) for part in parts]}
+            return {**options, "parts": [_dataset_in(folder, part) for part in parts]}
         case {"dataset": part, **options}:
-            return {**options, "dataset": _moved(part, move)}
+            return {**options, "dataset": _dataset_in(folder, part)}
         case Mapping():
             return {
-                name: move(value) if name in _DATASET_PATHS else value
+                name: file_in(folder, value) if name in _DATASET_PATHS else value
                 for name, value in dataset.items()
             }
-    return move(dataset)
+    return file_in(folder, dataset)
 
 
-def moved_metric(metric: Metric, move: Callable[[str], object]) -> Metric:
-    """Return a metric with `move` applied to the path of its file, if any."""
-    match own_metrics([metric]):
-        case [str() as own]:
-            path, function = metric_function(own)
-            return f"{move(path)}:{function}"
-    return metric
+def _metrics_in(folder: Path, metrics: Sequence[Metric]) -> list[Metric]:
+    """Return metrics with absolute paths of their files that are in a folder."""
+    found: list[Metric] = []
+    for metric in metrics:
+        file = metric_file(metric)
+        found.append(f"{file_in(folder, file[0])}:{file[1]}" if file else metric)
+    return found
 
 
 class FineTune(FineTuneOptions, Job):
@@ -167,14 +168,14 @@ class FineTune(FineTuneOptions, Job):
         )
         return Batch(rows=self.global_batch(ranks), factors=factors)
 
-    def moved(self, move: Callable[[object], object]) -> Self:
+    def found_in(self, folder: Path) -> Self:
         return self.replace(
-            dataset=_moved(self.dataset, move),
-            deepspeed=move(self.deepspeed),
-            model=move(self.model),
-            resume=move(self.resume),
-            metrics=[moved_metric(metric, move) for metric in self.metrics],
-            rewards=[moved_metric(reward, move) for reward in self.rewards],
+            dataset=_dataset_in(folder, self.dataset),
+            deepspeed=file_in(folder, self.deepspeed),
+            model=file_in(folder, self.model),
+            resume=file_in(folder, self.resume),
+            metrics=_metrics_in(folder, self.metrics),
+            rewards=_metrics_in(folder, self.rewards),
         )
 
     def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -24,7 +24,7 @@ from workbench.base.record import (
 )
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.stage import sent_folder, sent_model
-from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program, Traits
+from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program, Traits, file_in
 from workbench.jobs.launcher import LauncherName
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.views import JobViews
@@ -84,8 +84,9 @@ class Evaluation(Job):
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down."""
 
-    def moved(self, move: Callable[[object], object]) -> Self:
-        return self.replace(run=move(self.run), include_path=move(self.include_path))
+    def found_in(self, folder: Path) -> Self:
+        include_path = file_in(folder, self.include_path)
+        return self.replace(run=file_in(folder, self.run), include_path=include_path)
 
     def prepare(self, run: NewRun) -> Prepared:
         if self.limit is not None and self.limit < run.ranks:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,9 +14,9 @@ from workbench.base.errors import RunError
 from workbench.base.words import strip_controls
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.rows import columns_of
+from workbench.finetune.options.metrics import Function
 from workbench.finetune.options.text.prompts import source_text
 
-Reward = Callable[..., Any]
 Row = Mapping[str, Any]
 _LETTERS = 300  # of a row in messages
 
@@ -37,7 +37,7 @@ def text_row(example: Example) -> dict[str, Any]:
 
 
 def call_rewards(
-    rewards: Sequence[tuple[str, Reward]],
+    rewards: Sequence[tuple[str, Function]],
     rows: Sequence[Row],
     completions: Sequence[Any],
     **further: Any,
@@ -83,7 +83,7 @@ def _of_kind(row: Row, completion: Any) -> Any:
     return completion
 
 
-def _called(function: Reward, arguments: Mapping[str, Any]) -> Any:
+def _called(function: Function, arguments: Mapping[str, Any]) -> Any:
     """Return the value of a function, or its error."""
     try:
         return function(**arguments)
@@ -124,7 +124,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _failure(name: str, function: Reward, error: BaseException, rows: Sequence[Row]) -> str:
+def _failure(name: str, function: Function, error: BaseException, rows: Sequence[Row]) -> str:
     """Return the message for a function that raised an error."""
     message = (
         f"the reward function {name} raised {type(error).__name__}: {error}; the first of its "
@@ -200,7 +200,7 @@ def shown_row(row: Row) -> str:
     return strip_controls(str(dict(row))[:_LETTERS])
 
 
-def _taken(function: Reward, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _taken(function: Function, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments that a function takes."""
     try:
         parameters = inspect.signature(function).parameters.values()

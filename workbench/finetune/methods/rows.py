@@ -338,7 +338,7 @@ class LabelledRows(MethodRows):
         return (*ANSWER_ROWS.columns(data), *_TAGS)
 
     def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
-        tag = one_filled(row, _TAGS, counts=is_filled)
+        tag = one_filled(row, _TAGS, as_json=False)
         if not tag:
             for name in _TAGS:
                 if name in row.data:

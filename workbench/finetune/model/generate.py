@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
 
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
+from workbench.base.messages.rpc import OnPiece
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.scoring import Answer, judge
 from workbench.finetune.data.training.rows import Row
@@ -133,7 +134,7 @@ def answers(
     at_once: int | None = None,
     share: tuple[int, int] = (0, 1),
     synced_gpus: bool = False,
-    on_text: Callable[[str], None] | None = None,
+    on_text: OnPiece | None = None,
     follow: Callable[[range], Iterable[int]] = iter,
 ) -> dict[int, str]:
     """Answer rows, or one rank's share, greedily. `on_text` gets the pieces of a single answer."""
@@ -228,7 +229,7 @@ _LOOK = 16
 class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no types
     """Emit text as soon as its words are whole."""
 
-    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any, on_text: OnPiece) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._on_text = on_text
 
@@ -300,7 +301,7 @@ def _written(
     most: int,
     *,
     synced_gpus: bool = False,
-    on_text: Callable[[str], None] | None = None,
+    on_text: OnPiece | None = None,
 ) -> list[tuple[torch.Tensor, bool]]:
     """Continue rows of equal length; return every row's tokens, and whether the row has ended."""
     said = torch.tensor([tokens for _, tokens in rows], dtype=torch.long, device=device)

@@ -25,6 +25,8 @@ from workbench.finetune.job.weights import QUANTIZED, tensors_of
 
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
+Make = Callable[[Settings], object]
+"""Makes a model or the settings of an answer, and raises an error for a wrong setting."""
 Path = tuple[str, ...]
 """Key within the objects of a configuration."""
 
@@ -86,7 +88,7 @@ def check(
             f"{source}: transformers cannot make the model ({why}). Correct the file, or take the "
             "file from the model's author"
         )
-    prepare: Callable[[Settings], object] = GenerationConfig.from_dict
+    prepare: Make = GenerationConfig.from_dict
     if has_torch:
         from workbench.finetune.techniques.on_pods.tensor import styles_of
 
@@ -105,7 +107,7 @@ def check(
         _refuse(prepare, generation, why, f"{folder}/generation_config.json")
 
 
-def _refuse(make: Callable[[Settings], object], settings: Settings, why: str, source: str) -> None:
+def _refuse(make: Make, settings: Settings, why: str, source: str) -> None:
     """Raise ConfigError with the key that causes an error, if there is such a key."""
     path = _cause(make, settings, why)
     if path:
@@ -180,7 +182,7 @@ def _answer(model: Any, settings: Settings) -> None:
     )
 
 
-def _error(make: Callable[[Settings], object], settings: Settings) -> str:
+def _error(make: Make, settings: Settings) -> str:
     """Return the error of a call in words; empty without an error of the settings."""
     try:
         make(settings)
@@ -193,7 +195,7 @@ def _error(make: Callable[[Settings], object], settings: Settings) -> str:
     return ""
 
 
-def _cause(make: Callable[[Settings], object], settings: Settings, why: str) -> Path:
+def _cause(make: Make, settings: Settings, why: str) -> Path:
     """Return the key whose absence mends or else changes the error, of the named keys first."""
     named = {*_WORD.findall(why)}
 

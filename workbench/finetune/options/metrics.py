@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from keyword import iskeyword
+from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json, as_str
 
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 
-Metric = str | Callable[..., object]
+Function = Callable[..., Any]
+"""A function of the user: a metric of two lists, or a reward of completions."""
+Metric = str | Function
 """One of `METRICS`, `path.py:function`, or a function."""
 
 
@@ -24,7 +27,13 @@ def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
     return [metric for metric in metrics if metric not in METRICS]
 
 
-def function_name(function: Callable[..., object]) -> str:
+def metric_file(metric: Metric) -> tuple[str, str] | None:
+    """Return the path and the function of a metric in a file; None for other metrics."""
+    is_file = isinstance(metric, str) and metric not in METRICS
+    return metric_function(str(metric)) if is_file else None
+
+
+def function_name(function: Function) -> str:
     """Return the function's name if a file can define a function of that name, else `metric`.
 
     Example:
@@ -67,7 +76,7 @@ def check_rewards(rewards: Sequence[Metric]) -> tuple[Metric, ...]:
     return tuple(rewards)
 
 
-def _check_takes_completions(reward: Callable[..., object]) -> None:
+def _check_takes_completions(reward: Function) -> None:
     try:
         parameters = inspect.signature(reward).parameters.values()
     except ValueError:  # a builtin without a signature
@@ -83,7 +92,7 @@ def _check_takes_completions(reward: Callable[..., object]) -> None:
         )
 
 
-def _check_takes_two(metric: Callable[..., object]) -> None:
+def _check_takes_two(metric: Function) -> None:
     if inspect.iscoroutinefunction(metric):
         raise ConfigError(
             f"job metrics: {function_name(metric)} is an async function, and metrics are called "

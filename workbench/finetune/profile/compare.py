@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.base.display_protocol import Displayable
@@ -10,6 +10,7 @@ from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.table import Grid, Key
 from workbench.base.words import count, duration, number, ratio, scaled
 from workbench.finetune.profile.parse import FIGURES, FigureName, ModuleProfile, Profile
+from workbench.rundir.figures.metric import Write
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class ProfileComparison(Displayable):
         """Return the figures of both models and the ratio of the second to the first."""
         one = self.one
         other = self.other
-        figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
+        figures: list[tuple[str, float | None, float | None, Write]] = [
             ("ranks", one.world_size, other.world_size, number),
             ("micro-batch, rows", one.micro_batch_size, other.micro_batch_size, number),
             ("parameters", one.params, other.params, scaled),
@@ -85,7 +86,7 @@ class ProfileComparison(Displayable):
         pairs = self.modules(depth, sort)
         paths: list[tuple[str, Key]] = [(pair.path, pair.path) for pair in pairs]
         columns = {"module": paths}
-        writers: Sequence[Callable[[float | None], str]] = (scaled, scaled, duration)
+        writers: Sequence[Write] = (scaled, scaled, duration)
         titles = ("params", "MACs", "forward")
         for figure, title, write in zip(FIGURES, titles, writers, strict=True):
             left = _figures([pair.one for pair in pairs], figure, write)
@@ -161,7 +162,7 @@ def compare(
 
 
 def _figures(
-    modules: Sequence[ModuleProfile | None], figure: str, write: Callable[[float | None], str]
+    modules: Sequence[ModuleProfile | None], figure: str, write: Write
 ) -> list[tuple[str, Key]]:
     values = [None if module is None else module.figure(figure) for module in modules]
     return [(write(value), value) for value in values]

@@ -15,10 +15,11 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import completed
-from workbench.finetune.job.finetune import FineTune, moved_metric
+from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import lacking_memory, model_notes, template_of
 from workbench.finetune.job.refusals import Facts, check, known
 from workbench.finetune.options.choices import ROW_ORDER
+from workbench.finetune.options.metrics import metric_file
 from workbench.finetune.options.text.templates import unread
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
@@ -133,9 +134,12 @@ def _absolute(job: FineTune) -> FineTune:
         changes["resume"] = str(user_path(job.resume).absolute())
     for name in ("metrics", "rewards"):
         given = [*getattr(job, name)]
-        moved = [moved_metric(each, lambda path: user_path(path).absolute()) for each in given]
-        if moved != given:
-            changes[name] = moved
+        files = [metric_file(each) for each in given]
+        if any(files):
+            changes[name] = [
+                f"{user_path(file[0]).absolute()}:{file[1]}" if file else each
+                for file, each in zip(files, given, strict=True)
+            ]
     folder = user_path(job.model)
     if is_folder(folder):
         changes["model"] = str(folder.absolute())

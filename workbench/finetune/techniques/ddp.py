@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from workbench.finetune.options.options import FineTuneOptions
@@ -20,17 +19,17 @@ class TensorPoints(TechniquePoints):
         }
         self._norm: Any = None
 
-    def wrap(self, prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
+    def wrap(self, accelerator: Any, model: Any, **options: Any) -> Any:
         # accelerate prepares a model for evaluation in the same way, but without its own DDP, whose
         # ranks are all ranks.
-        prepared = prepare(model, **{"evaluation_mode": True, **options})
+        prepared = super().wrap(accelerator, model, **{"evaluation_mode": True, **options})
         return self.tensor.replicated(prepared, **self._options)
 
-    def clip(self, trainer: Any, _clip: Callable[[], Any]) -> Any:
+    def clip(self, trainer: Any, _model: Any) -> Any:
         self._norm = self.tensor.clip(trainer.model.parameters(), trainer.args.max_grad_norm)
         return self._norm
 
-    def norm(self, trainer: Any, _norm: Callable[[], Any]) -> Any:
+    def norm(self, trainer: Any, _model: Any, _clipped: Any) -> Any:
         norm, self._norm = self._norm, None
         if norm is None:
             norm = self.tensor.clip(trainer.model.parameters(), float("inf"))

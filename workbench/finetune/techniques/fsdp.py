@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,11 +45,11 @@ class ShardedPoints(TechniquePoints):
             return None
         return ShardScaler(device.type)
 
-    def wrap(self, prepare: Callable[..., Any], model: Any, **_options: Any) -> Any:
-        del prepare  # accelerate would refuse the shards, or wrap them in DDP
+    def wrap(self, accelerator: Any, model: Any, **_options: Any) -> Any:
+        del accelerator  # it would refuse the shards, or wrap them in DDP
         return model
 
-    def clip(self, trainer: Any, _clip: Callable[[], Any]) -> Any:
+    def clip(self, trainer: Any, _model: Any) -> Any:
         from workbench.finetune.techniques.on_pods.sharding import clip_gradients
 
         if trainer.accelerator.scaler is not None:

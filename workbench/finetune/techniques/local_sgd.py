@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,10 +23,10 @@ class ApartPoints(TechniquePoints):
     def __init__(self, job: FineTuneOptions) -> None:
         self._options = Options.from_dict(job.local_sgd)
 
-    def wrap(self, prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
+    def wrap(self, accelerator: Any, model: Any, **options: Any) -> Any:
         # accelerate prepares a model for evaluation in the same way as for training, but without
         # DDP.
-        return super().wrap(prepare, model, **{"evaluation_mode": True, **options})
+        return super().wrap(accelerator, model, **{"evaluation_mode": True, **options})
 
     def common_weights(self) -> AbstractContextManager[None]:
         if self.averaging is None:

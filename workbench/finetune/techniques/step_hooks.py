@@ -6,7 +6,7 @@ it. Functions on pods import torch locally.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,23 +28,17 @@ class TechniquePoints:
         """Return the technique's own loss scaler of fp16. None: accelerate's scaler is used."""
         return None
 
-    def wrap(self, prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
-        """Return the wrapped model.
+    def wrap(self, accelerator: Any, model: Any, **options: Any) -> Any:
+        """Return the wrapped model. By itself, accelerate wraps a model in DDP."""
+        return type(accelerator).prepare_model(accelerator, model, **options)
 
-        `prepare` is accelerate's function, which wraps a model in DDP.
-        """
-        return prepare(model, **options)
+    def clip(self, trainer: Any, model: Any) -> Any:
+        """Clip the gradients and return their norm before clipping."""
+        return trainer.clip_by_library(model)
 
-    def clip(self, _trainer: Any, clip: Callable[[], Any]) -> Any:
-        """Clip the gradients and return their norm before clipping.
-
-        `clip` is the library's function.
-        """
-        return clip()
-
-    def norm(self, _trainer: Any, norm: Callable[[], Any]) -> Any:
-        """Return the norm of the gradients, on the device. `norm` is the library's function."""
-        return norm()
+    def norm(self, trainer: Any, model: Any, clipped: Any) -> Any:
+        """Return the norm of the gradients, on the device. `clipped` is the norm from `clip`."""
+        return trainer.norm_by_library(model, clipped)
 
     def common_weights(self) -> AbstractContextManager[None]:
         """Put the weights to evaluate and to save into the model.

@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from types import ModuleType
@@ -30,13 +30,13 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import LOSS, answered_rows, best_metric, compares_models
+from workbench.finetune.options.metrics import Function
 from workbench.finetune.options.reported import perplexity
 from workbench.finetune.recipe.order import eval_batches
 from workbench.finetune.recipe.standalone import evaluation_sums
 from workbench.finetune.train.guests.figures import OwnFigures, named_figure, unknown_figure
 from workbench.rundir.events import emit
 
-Function = Callable[..., Any]
 _PACKAGE = str(Path(evaluation_sums.__code__.co_filename).parents[2])
 """Folder of the product's own files."""
 

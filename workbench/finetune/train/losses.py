@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -107,6 +107,12 @@ class StepSums:
         return logs
 
 
+class Asked(Protocol):
+    """A request of a user or of a pod, for this rank."""
+
+    def is_there(self) -> bool: ...
+
+
 class StepLosses:
     """Losses of the last steps, on their way from the device and from the other ranks."""
 
@@ -116,8 +122,8 @@ class StepLosses:
         device: torch.device,
         apart: bool,
         pace: Pace,
-        asked_to_stop: Callable[[], bool],
-        asked_to_save: Callable[[], bool] = lambda: False,
+        stop: Asked,
+        leave: Asked | None = None,
     ) -> None:
         """Set up with the losses' device, whether ranks train apart, and the two requests.
 
@@ -130,14 +136,18 @@ class StepLosses:
         self._device = device
         self._apart = apart
         self._pace = pace
-        self._asked_to_stop = asked_to_stop
-        self._asked_to_save = asked_to_save
+        self._stop = stop
+        self._leave = leave
         self._ended: EndedStep | None = None
         # Sent to the other ranks, or copied to the host if ranks train apart.
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
         # Read on this rank, while ranks train apart.
         self._own: list[ReadStep] = []
         self._own_s: list[float] = []
+
+    def _asked(self) -> tuple[bool, bool]:
+        """Return whether the run is asked to stop, and to save a checkpoint."""
+        return self._stop.is_there(), self._leave is not None and self._leave.is_there()
 
     def count(self, tokens: int) -> torch.Tensor:
         """Return the tokens of the new step, of all ranks unless ranks train apart.
@@ -182,8 +192,7 @@ class StepLosses:
         count = ranks.world_size()
         values = torch.zeros(_FIRST_LOSS + 2 * count, dtype=torch.float64)
         values[_TOKENS] = tokens
-        values[_STOP] = self._asked_to_stop()
-        values[_LEAVE] = self._asked_to_save()
+        values[_STOP], values[_LEAVE] = self._asked()
         values[_FIRST_LOSS + count + ranks.rank()] = self._pace.take()
         values = values.to(self._device)
         if self._ended is not None:
@@ -235,7 +244,7 @@ class StepLosses:
         figures = []
         for own in self._own:
             figures += [own.loss, own.balance, own.balanced]
-        asked = [float(self._asked_to_stop()), float(self._asked_to_save())]
+        asked = [float(each) for each in self._asked()]
         own_s = [0.0] * ranks.world_size()
         own_s[ranks.rank()] = sum(self._own_s)
         stop, save, *sums = ranks.sums([*asked, *figures, *own_s])

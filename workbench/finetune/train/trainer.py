@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from os import devnull
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,6 +68,7 @@ from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepL
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
 from workbench.finetune.train.measure.pace import Pace
 from workbench.finetune.train.measure.profile import StepProfiler
+from workbench.finetune.train.optimizers import Make
 from workbench.rundir.events import emit
 
 _SAID_EVERY_S = 1.0
@@ -101,7 +101,7 @@ class TrainerParts:
     """Hooks of the technique for the job."""
     sends_bf16: bool = False
     """Whether DDP sends gradients in bf16."""
-    make_optimizer: Callable[[Any, set[str]], Any] | None = None
+    make_optimizer: Make | None = None
     """Make the optimizer from the model and the names of the decaying weights.
 
     None: the library or DeepSpeed makes the optimizer.
@@ -170,8 +170,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             device=self.args.device,
             apart=self.points.ranks_train_apart,
             pace=self._pace,
-            asked_to_stop=self.stop.is_there,
-            asked_to_save=self.leave.is_there if self.leave is not None else lambda: False,
+            stop=self.stop,
+            leave=self.leave,
         )
 
     @property
@@ -196,13 +196,14 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         """Let the technique wrap the model and, if it has a scaler, scale the loss."""
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
-        wrap = partial(self.points.wrap, accelerator.prepare_model)
-        if self._sends_bf16:
-            wrap = partial(_in_bf16, wrap)
-        accelerator.prepare_model = wrap
+        accelerator.prepare_model = self._wrapped
         scaler = self.points.scaler(self.args.device)
         if scaler is not None:
             accelerator.scaler = scaler
+
+    def _wrapped(self, model: Any, **options: Any) -> Any:
+        wrapped = self.points.wrap(self.accelerator, model, **options)
+        return send_in_bf16(wrapped) if self._sends_bf16 else wrapped
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if self.points.moves_model:
@@ -321,10 +322,16 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             return super().compute_loss(model, inputs, *args, **options)
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        return self.points.clip(self, partial(super()._clip_grad_norm, model))
+        return self.points.clip(self, model)
+
+    def clip_by_library(self, model: Any) -> Any:
+        return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        return self.points.norm(self, partial(super()._get_grad_norm, model, grad_norm))
+        return self.points.norm(self, model, grad_norm)
+
+    def norm_by_library(self, model: Any, clipped: Any) -> Any:
+        return super()._get_grad_norm(model, clipped)
 
     def _maybe_log_save_evaluate(
         self,
@@ -540,10 +547,6 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self._written = step
         if ranks.rank() == 0:
             emit("saved", step=step)
-
-
-def _in_bf16(prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
-    return send_in_bf16(prepare(model, **options))
 
 
 class FineTuner(WorkbenchTrainerMixin, TokenTrainer):

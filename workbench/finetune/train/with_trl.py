@@ -18,7 +18,8 @@ from workbench.finetune.methods.rows import EQUAL
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import compares_models, evaluates
-from workbench.finetune.train.evaluation import Evaluator, Function, imported, note
+from workbench.finetune.options.metrics import Function
+from workbench.finetune.train.evaluation import Evaluator, imported, note
 from workbench.finetune.train.settings import Assignment
 from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
 
@@ -53,10 +54,10 @@ def trl_trainer(
     elif method.has_reference:
         options["keeps_adapters"] = bool(job.lora.get("resume_from"))
     # Answers are generated only if some metric needs them.
-    answer_figures = None
+    answers = None
     if evaluates(job) and (job.metrics or compares_models(job)):
-        answer_figures = Evaluator(job, encoder, rows.eval, work.metric_inputs).answer_figures
-    parts.evaluator = MethodEvaluator(answer_figures)
+        answers = Evaluator(job, encoder, rows.eval, work.metric_inputs)
+    parts.evaluator = MethodEvaluator(answers)
     # The rows stay readable after the folder is gone: their files are mapped into memory.
     pod = PodRanks.of(work.rank_folder)
     with pod.shared_folder():

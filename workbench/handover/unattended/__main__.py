@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.agent.clients.client import place_from
 from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import torchrun_variables
 from workbench.base.child import HOME, QUIET
@@ -40,21 +39,16 @@ class Place:
     world_size: int
     per_node: int
     started_by: str
-    """Program that started the rank: torchrun, mpirun or python."""
+    """Program that started the rank: torchrun or python."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
-        if "RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env:
-            return cls(rank=0, local_rank=0, world_size=1, per_node=1, started_by="python")
-        place = place_from({}, env)
-        by_torch = "RANK" in env
-        per_node = env.get("LOCAL_WORLD_SIZE" if by_torch else "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
         return cls(
-            rank=int(str(place["rank"])),
-            local_rank=int(str(place["local_rank"] or 0)),
-            world_size=int(str(place["world_size"] or 1)),
-            per_node=int(per_node),
-            started_by="torchrun" if by_torch else "mpirun",
+            rank=int(env.get("RANK") or 0),
+            local_rank=int(env.get("LOCAL_RANK") or 0),
+            world_size=int(env.get("WORLD_SIZE") or 1),
+            per_node=int(env.get("LOCAL_WORLD_SIZE") or 1),
+            started_by="torchrun" if "RANK" in env else "python",
         )
 
 
@@ -87,13 +81,9 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
     coordinator = Coordinator(
         spec_file, out, world_size=place.world_size, started_by=place.started_by
     )
-    facts = rendezvous.lead(
-        lambda: {
-            **coordinator.prepare(scratch),
-            "address": address_of(),
-            "port": free_port("0.0.0.0"),
-        }
-    )
+    with rendezvous.leading() as facts:
+        facts.update(coordinator.prepare(scratch))
+        facts.update(address=address_of(), port=free_port("0.0.0.0"))
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")
         return 0
@@ -111,7 +101,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     pods = spec.cluster.pods
     view = PodView(package=HOME, folder=None, environment={**pods.env, **spec.job.env})
     program = spec.job.program_on(view)
-    # torchrun sets these variables itself. Add the same values for mpirun and plain Python.
+    # torchrun sets these variables itself. Add the same values for plain Python.
     elastic = torchrun_variables(
         run=out.name,
         rank=place.rank,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.json_values import as_str
+from workbench.pods.pod import Report, no_report
 
 if TYPE_CHECKING:
     from workbench.keeper.link.agent import AgentLink
@@ -24,7 +25,7 @@ def make_environment(
     limit_s: float,
     run: str = "",
     unwanted: Callable[[], bool] = lambda: False,
-    show: Callable[[str], None] = lambda _line: None,
+    show: Report = no_report,
 ) -> Mapping[str, Any]:
     """Return the agent's last answer. The state is "made", "failed", or a state of our own.
 

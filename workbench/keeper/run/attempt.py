@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -65,17 +64,27 @@ _GIVEN_UP_S = 12.0
 _LAST_PORT = 65535
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptDeps:
-    """Clock, report queue, pod watch and launcher of an attempt. Tests pass their own."""
+    """Clock, report queue, pod watch and launcher of an attempt. Tests have their own class."""
 
-    clock: Callable[[], float] = uptime_clock
-    """Clock in seconds. The time in which this machine slept does not count."""
-    reports: Callable[[], queue.Queue[PodReport]] = queue.Queue
-    """Factory of the queue for the reports of the pod watches."""
-    watch: Callable[[AgentLink, RunContext, queue.Queue[PodReport]], PodWatch] = PodWatch
-    launch: Callable[[LaunchCommand, str, Path], LauncherProcess] = LauncherProcess.start
-    journal: Callable[[RunPaths, Redactor, Path | None], Journal] = Journal
+    def clock(self) -> float:
+        """Return seconds. The time in which this machine slept does not count."""
+        return uptime_clock()
+
+    def reports(self) -> queue.Queue[PodReport]:
+        """Return the queue for the reports of the pod watches."""
+        return queue.Queue()
+
+    def watch(
+        self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]
+    ) -> PodWatch:
+        return PodWatch(link, context, reports)
+
+    def launch(self, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
+        return LauncherProcess.start(command, run_id, log)
+
+    def journal(self, paths: RunPaths, redact: Redactor, spare: Path | None) -> Journal:
+        return Journal(paths, redact, spare)
 
 
 class Attempt:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.batches import OutputFile, fetch_files
+from workbench.pods.pod import Report, no_report
 from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_output, is_output_name
 
@@ -103,7 +104,7 @@ class FolderCollector:
         self,
         context: RunContext,
         wanted: FolderOutputs,
-        report: Callable[[str], None],
+        report: Report,
         *,
         rest: bool,
     ) -> None:
@@ -320,7 +321,7 @@ def _names(raw: Iterable[object]) -> list[str]:
 def bring_back(
     context: RunContext,
     lost: Collection[str] = (),
-    report: Callable[[str], None] = lambda _: None,
+    report: Report = no_report,
     *,
     rest: bool = False,
 ) -> PulledOutputs:

@@ -68,7 +68,7 @@ class Runner:
         self._peaks = MemoryPeaks()
         self._totals = RunTotals()
         self._requests = StopRequests()
-        self._uploader = CheckpointUploader(context, self._journal.event)
+        self._uploader = CheckpointUploader(context, self._journal)
         self._returned = PulledCheckpoints()
         self._brought = PulledOutputs()
         # Pods with nothing of the run left but checkpoints.
@@ -245,7 +245,7 @@ class Runner:
         """Wait for the uploads to the object store, if the job has one."""
         if self._uploader.address:
             self._journal.hint(f"uploading checkpoints to {self._uploader.address}")
-            notes = self._uploader.finish(self._requests.cancel.is_set)
+            notes = self._uploader.finish(self._requests.cancel)
             self._returned = replace(self._returned, stored=notes)
 
     def _in_attempt(self, part: Callable[[], Fact | RunFault | None]) -> Fact:

@@ -7,9 +7,10 @@ import re
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from workbench.base.clock import Clock
 from workbench.base.files import read_json, write_text
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import uptime_clock
@@ -68,7 +69,7 @@ class StallWatch:
     CPU time proves nothing during training: a rank waiting for a peer on a GPU spins.
     """
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     _busy: dict[int, tuple[float, float]] = field(default_factory=dict)
     _halted: dict[int, float] = field(default_factory=dict)
     _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -181,7 +182,7 @@ def innermost(stack: str) -> str:
 
 
 class StallGuard:
-    def __init__(self, context: RunContext, clock: Callable[[], float] = uptime_clock):
+    def __init__(self, context: RunContext, clock: Clock = uptime_clock):
         self.watch = StallWatch(clock=clock)
         self.remark = ""
         """Message for the user. Empty while the run makes progress."""

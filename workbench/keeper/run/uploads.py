@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
@@ -15,6 +15,7 @@ from workbench.keeper.link.context import RunContext
 from workbench.keeper.resource_limits import start_thread
 from workbench.rundir.checkpoints import number_in
 from workbench.rundir.events import Event, EventKind
+from workbench.rundir.journal import Journal
 from workbench.rundir.stores.checkpoints import put_checkpoint, put_run, trim
 from workbench.rundir.stores.store import Store
 
@@ -31,12 +32,12 @@ class CheckpointUploader:
     next checkpoint, at the end of the run, and by `run.fetch()`.
     """
 
-    def __init__(self, context: RunContext, report: Callable[[Event], object]) -> None:
+    def __init__(self, context: RunContext, journal: Journal) -> None:
         self._paths = context.paths
         self._run_id = context.run_id
         self._environment = context.store_environment
         self._most = context.spec.job.rules.checkpoints.most
-        self._report = report
+        self._journal = journal
         store = context.spec.job.rules.checkpoints.store
         self.address = f"{store}/{context.run_id}" if store else ""
         """Address of the run in the object store. Empty: the run uploads nothing."""
@@ -61,7 +62,7 @@ class CheckpointUploader:
             self._thread = threading.Thread(target=self._loop, name="uploads", daemon=True)
             start_thread(self._thread)
 
-    def finish(self, is_cancelled: Callable[[], bool]) -> list[str]:
+    def finish(self, cancel: threading.Event) -> list[str]:
         """Upload the remaining checkpoints, and return notes for the result. Raises nothing.
 
         Blocks until the last upload has ended or failed. Of a cancelled run, an upload is
@@ -75,7 +76,7 @@ class CheckpointUploader:
             self.offer()
             while self._thread is not None and self._thread.is_alive():
                 self._thread.join(_LOOK_S)
-                if is_cancelled():
+                if cancel.is_set():
                     cancelled_s = cancelled_s or time.monotonic()
                     if time.monotonic() > cancelled_s + _CANCELLED_S:
                         self._abandon()
@@ -171,7 +172,7 @@ class CheckpointUploader:
 
     def _tell(self, kind: EventKind, data: Mapping[str, object]) -> None:
         try:
-            self._report(Event(time_s=now_s(), rank=None, kind=kind, data=data))
+            self._journal.event(Event(time_s=now_s(), rank=None, kind=kind, data=data))
         except (OSError, RunError) as error:
             logger.warning("%s", error)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from workbench.base.clock import now_s
+from workbench.base.clock import Clock, now_s
 from workbench.base.words import truncate
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.outcome import RankStatus
@@ -41,7 +41,7 @@ class RunLedger:
     """Time when the script was asked to stop, in seconds since 1970. 0: not asked."""
     _drained: dict[str, bool] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     _begun_at: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -10,10 +10,10 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.base.clock import now_s
+from workbench.base.clock import Clock, now_s
 from workbench.base.errors import PodError, RemoteError
 from workbench.base.json_values import as_int, as_objects, as_str, numbers_of
 from workbench.base.words import truncate
@@ -242,7 +242,7 @@ def _note(message: str) -> Event:
 class Sampler:
     """Turn some of the reports of a run's pods into samples of memory and into notes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, clock: Clock = time.monotonic):
         self._clock = clock
         self._begun = clock()
         self._due: dict[str, float] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -305,7 +305,7 @@ class CMLJob:
         Raises:
             PodTimeout: The run has not ended in time.
         """
-        return _await(lambda: self.status, _RUN_ENDED, timeout_s, f"job {self.name}")
+        return _await(self, _RUN_ENDED, timeout_s, f"job {self.name}")
 
     def stop(self) -> None:
         """Have the platform stop the run."""
@@ -344,7 +344,7 @@ class CMLApplication:
         Raises:
             PodTimeout: The application still starts when the time is over.
         """
-        return _await(lambda: self.status, _APP_ENDED, timeout_s, f"application {self.name}")
+        return _await(self, _APP_ENDED, timeout_s, f"application {self.name}")
 
     def delete(self) -> None:
         """Stop and delete the application."""
@@ -352,10 +352,10 @@ class CMLApplication:
 
 
 def _await(
-    status: Callable[[], str], ends: Sequence[str], timeout_s: float | None, what: str
+    asked: CMLJob | CMLApplication, ends: Sequence[str], timeout_s: float | None, what: str
 ) -> str:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while (now := status()) not in ends:
+    while (now := asked.status) not in ends:
         left_s = _LOOK_S if deadline is None else deadline - time.monotonic()
         if left_s <= 0:
             raise PodTimeout(f"{what} is {now} after {timeout_s:.0f} s")

@@ -6,14 +6,18 @@ import os
 import sys
 from pathlib import Path
 
-from workbench.pods.bootstrap import worker
+from workbench.pods.bootstrap.guardian import WorkerConfig
+from workbench.pods.bootstrap.worker import PlatformWorker
 
 ADDRESS = "CDSW_IP_ADDRESS"
 
 
-def main(path: Path) -> int:
-    """Be the pod at the session's address until the pod ends; return the exit code."""
-    return worker.run(path, lambda _config: own_address())
+class CMLWorker(PlatformWorker):
+    """The pod at the session's address."""
+
+    def address(self, config: WorkerConfig) -> str:
+        del config
+        return own_address()
 
 
 def own_address() -> str:
@@ -21,4 +25,4 @@ def own_address() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(CMLWorker().run(Path(sys.argv[1])))

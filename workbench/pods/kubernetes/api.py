@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -41,6 +42,15 @@ _TAG = re.compile(r"<[^<>]*>")
 _ANONYMOUS = "system:anonymous"
 """The user of a request without credentials."""
 _ROLE = "docker/kubernetes/rbac.yaml has the Role that is needed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """A verb on a kind of object, in the words of a Role, and the client's function for it."""
+
+    name: str
+    kind: str
+    call: Callable[..., Any]
 
 
 class ApiRefusal(BackendError):
@@ -77,9 +87,8 @@ class KubeApi:
         return str(self._configuration.host)
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
-        function = self._function("create", kind)
         try:
-            made = self._call("create", kind, function, self.namespace, manifest)
+            made = self._call(self._verb("create", kind), self.namespace, manifest)
             if "uid" not in get_object(made, "metadata"):
                 raise self._foreign(json.dumps(made))
             return made
@@ -96,9 +105,8 @@ class KubeApi:
             body["preconditions"] = {"uid": uid}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
-        function = self._function("delete", kind)
         try:
-            self._call("delete", kind, function, name, self.namespace, body=body)
+            self._call(self._verb("delete", kind), name, self.namespace, body=body)
         except ApiRefusal as error:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
@@ -117,9 +125,9 @@ class KubeApi:
             "metadata": {"name": name, "namespace": self.namespace},
             "spec": spec,
         }
-        create = self._function("create", "network_policy")
+        create = self._verb("create", "network_policy")
         try:
-            self._call("create", "network_policy", create, self.namespace, policy, dry_run="All")
+            self._call(create, self.namespace, policy, dry_run="All")
         except ApiRefusal as error:
             if error.status != 403:
                 raise
@@ -132,10 +140,10 @@ class KubeApi:
         Without the mark, the quota of a group with a failed pod stays taken. Return the reason if
         no pod could be marked although some exist.
         """
-        patch = self._core.patch_namespaced_pod
+        patch = self._verb("patch", "pod")
         for name in names:
             try:
-                self._call("patch", "pod", patch, name, self.namespace, kueue.FINAL)
+                self._call(patch, name, self.namespace, kueue.FINAL)
             except ApiRefusal as error:
                 if error.status == 404:
                     continue
@@ -166,7 +174,7 @@ class KubeApi:
             self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
         )
         try:
-            listed = self._listed(kind, function, **selector)
+            listed = self._listed(_Verb("list", kind, function), **selector)
         except ApiRefusal as error:
             if error.status != 403:
                 raise
@@ -175,14 +183,13 @@ class KubeApi:
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch continues."""
-        function = self._function("list", kind)
-        listed = self._listed(kind, function, self.namespace, **selector)
+        listed = self._listed(self._verb("list", kind), self.namespace, **selector)
         metadata = listed.get("metadata", {})
         version = str(metadata.get("resourceVersion", ""))
         return list(listed["items"] or ()), version
 
-    def _listed(self, kind: str, function: Callable[..., Any], *args: Any, **selector: str) -> Any:
-        listed: Any = self._call("list", kind, function, *args, **selector)
+    def _listed(self, verb: _Verb, *args: Any, **selector: str) -> Any:
+        listed: Any = self._call(verb, *args, **selector)
         if "items" not in listed:
             raise self._foreign(json.dumps(listed))
         return listed
@@ -191,8 +198,7 @@ class KubeApi:
         """Return the response to a watch, whose lines are events."""
         connect_s, _ = self._timeout_s
         return self._once(
-            ("watch", kind),
-            self._function("list", kind),
+            replace(self._verb("list", kind), name="watch"),
             self.namespace,
             watch=True,
             resource_version=version,
@@ -203,16 +209,16 @@ class KubeApi:
         )
 
     def read_pod(self, name: str) -> Manifest:
-        return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
+        read = _Verb("get", "pod", self._core.read_namespaced_pod)
+        return self._call(read, name, self.namespace)
 
     def namespace_end(self) -> str:
         """Return words on the end of the namespace; empty while it exists, or if unknown."""
         name = self.namespace
         limits_s = self._timeout_s
         try:
-            response = self._once(
-                ("get", "namespace"), self._core.read_namespace, name, _request_timeout=limits_s
-            )
+            read = _Verb("get", "namespace", self._core.read_namespace)
+            response = self._once(read, name, _request_timeout=limits_s)
             metadata = get_object(self.read(response.data), "metadata")
             return (
                 f"the namespace {name} is being deleted" if "deletionTimestamp" in metadata else ""
@@ -224,13 +230,7 @@ class KubeApi:
                 return str(error)
         # Few accounts may read the namespace. Its RoleBindings go with the namespace.
         try:
-            self._once(
-                ("list", "pod"),
-                self._core.list_namespaced_pod,
-                name,
-                limit=1,
-                _request_timeout=limits_s,
-            )
+            self._once(self._verb("list", "pod"), name, limit=1, _request_timeout=limits_s)
         except ApiRefusal as error:
             if error.status in (401, 403):
                 return str(error)
@@ -253,11 +253,9 @@ class KubeApi:
         return Owner(name=name, uid=str(metadata["uid"]), labels=labels)
 
     def log(self, name: str, tail: int) -> str:
-        what = ("get", "pod/log")
-        read = self._core.read_namespaced_pod_log
+        read = _Verb("get", "pod/log", self._core.read_namespaced_pod_log)
         if self.giving_up.is_set():
             response = self._once(
-                what,
                 read,
                 name,
                 self.namespace,
@@ -265,7 +263,7 @@ class KubeApi:
                 _request_timeout=self._timeout_s,
             )
         else:
-            response = self._again(what, read, name, self.namespace, tail_lines=tail)
+            response = self._again(read, name, self.namespace, tail_lines=tail)
         return bytes(response.data).decode(errors="backslashreplace")
 
     def forward(self, name: str, port: int) -> Any:
@@ -275,9 +273,9 @@ class KubeApi:
         # `stream` changes the client that it is given while it opens the socket. So this call
         # has a client of its own.
         own = self._client.CoreV1Api(self._client.ApiClient(self._configuration))
+        connect = partial(stream, own.connect_get_namespaced_pod_portforward)
         opened = self._once(
-            ("forward a port of", "pod"),
-            partial(stream, own.connect_get_namespaced_pod_portforward),
+            _Verb("forward a port of", "pod", connect),
             name,
             self.namespace,
             ports=str(port),
@@ -285,15 +283,12 @@ class KubeApi:
         )
         return opened.sock
 
-    def _function(self, verb: str, kind: Kind) -> Callable[..., Any]:
+    def _verb(self, name: str, kind: Kind) -> _Verb:
         api = self._networking if kind == "network_policy" else self._core
-        function: Callable[..., Any] = getattr(api, f"{verb}_namespaced_{kind}")
-        return function
+        return _Verb(name, kind, getattr(api, f"{name}_namespaced_{kind}"))
 
-    def _call(
-        self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Manifest:
-        response = self._again((verb, kind), function, *args, **kwargs)
+    def _call(self, verb: _Verb, *args: Any, **kwargs: Any) -> Manifest:
+        response = self._again(verb, *args, **kwargs)
         return self.read(response.data)
 
     def read(self, data: bytes) -> Manifest:
@@ -313,49 +308,45 @@ class KubeApi:
             _FOREIGN,
         )
 
-    def _again(
-        self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _again(self, verb: _Verb, *args: Any, **kwargs: Any) -> Any:
         """Repeat a call while the server is overloaded or failing, within a time limit."""
         # A slow line leaves time for as many tries as a quick one.
         slowness = max(1.0, self._timeout_s[0] / _USUAL_CONNECT_S)
         deadline = time.monotonic() + _PATIENCE_S * slowness
-        verb, _ = what
+        creates = verb.name == "create"
         tries = 0
         while True:
             try:
                 limits_s = self._timeout_s
-                return self._once(what, function, *args, _request_timeout=limits_s, **kwargs)
+                return self._once(verb, *args, _request_timeout=limits_s, **kwargs)
             except ApiRefusal as error:
-                if error.status == 409 and verb == "create" and tries:
+                if error.status == 409 and creates and tries:
                     raise _MadeBefore from error
                 pause_s = _pause_s(error, tries)
                 may_pass = error.status in (0, *_AGAIN)
                 if not may_pass or time.monotonic() + pause_s > deadline:
                     raise
-                if verb == "create" and self.giving_up.is_set():
+                if creates and self.giving_up.is_set():
                     raise
             tries += 1
-            if verb == "create":
+            if creates:
                 self.giving_up.wait(pause_s)
             else:
                 time.sleep(pause_s)
 
-    def _once(
-        self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _once(self, verb: _Verb, *args: Any, **kwargs: Any) -> Any:
         from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError
         from urllib3.exceptions import TimeoutError as TooSlow
 
         try:
-            response = function(*args, _preload_content=False, **kwargs)
+            response = verb.call(*args, _preload_content=False, **kwargs)
             headers = getattr(response, "headers", {})  # a WebSocket has none
             if str(headers.get("Content-Type")).startswith("text/html"):
                 raise self._foreign(bytes(response.data).decode(errors="replace"))
-            self._did.add(what)
+            self._did.add((verb.name, verb.kind))
             return response
         except self._client.ApiException as error:
-            raise self._refusal(*what, error) from error
+            raise self._refusal(verb.name, verb.kind, error) from error
         except LoginFailed as error:  # the token has expired, and the client asked for another
             raise ApiRefusal(
                 f"the login to the Kubernetes API server {self.host} has expired: {error}", 401
@@ -373,7 +364,7 @@ class KubeApi:
             ) from error
         except ValueError as error:  # the client holds manifests against its models
             raise ConfigError(
-                f"the {what[1]}'s manifest is not valid: {_mistakes(error)}"
+                f"the {verb.kind}'s manifest is not valid: {_mistakes(error)}"
             ) from error
 
     def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import PodError
-from workbench.pods.bootstrap import worker
 from workbench.pods.bootstrap.guardian import WorkerConfig
 from workbench.pods.bootstrap.process import is_session_variable
+from workbench.pods.bootstrap.worker import PlatformWorker
 from workbench.pods.route import is_loopback, own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
 
@@ -25,19 +25,27 @@ _NOT_PASSED_ON = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONHOME", "PYTHONPATH", 
 the environment."""
 
 
-def main(path: Path, before: bytes = b"") -> int:
-    """Be the pod at the node's address until the pod ends; return the exit code.
+class SlurmWorker(PlatformWorker):
+    """The pod at the node's address."""
 
-    Args:
-        path: File of the pod's configuration.
-        before: Variables before the job's setup lines, as of `env -0`; empty without setup lines.
-    """
-    notice = leaving_file(path.parent, os.environ["SLURM_JOB_ID"])
-    more = {name: os.environ[name] for name in _GPUS if name in os.environ}
-    if before:
-        more |= set_by_setup(before, os.environ)
+    def __init__(self, folder: Path, before: bytes = b"") -> None:
+        """Read the step's variables.
 
-    return worker.run(path, node_address, environment=more, leaving=lambda: notice_in(notice))
+        Args:
+            folder: Folder of the pods' configurations.
+            before: Variables before the job's setup lines, as of `env -0`; empty without setup
+                lines.
+        """
+        self._notice = leaving_file(folder, os.environ["SLURM_JOB_ID"])
+        self.environment = {name: os.environ[name] for name in _GPUS if name in os.environ}
+        if before:
+            self.environment |= set_by_setup(before, os.environ)
+
+    def address(self, config: WorkerConfig) -> str:
+        return node_address(config)
+
+    def leaving(self) -> str:
+        return notice_in(self._notice)
 
 
 def _before_setup(descriptors: Sequence[str]) -> bytes:
@@ -105,5 +113,6 @@ def _resolved(name: str) -> str:
 
 
 if __name__ == "__main__":
-    config, *setup = sys.argv[1:]
-    sys.exit(main(Path(config), _before_setup(setup)))
+    file, *setup = sys.argv[1:]
+    config = Path(file)
+    sys.exit(SlurmWorker(config.parent, _before_setup(setup)).run(config))

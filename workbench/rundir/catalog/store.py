@@ -33,7 +33,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_status,
     id_of,
-    is_keeper_alive,
     silence_of,
     state_or_problem,
 )
@@ -154,10 +153,10 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
     )
 
 
-def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunRecord:
-    """Read a run's record from its directory. For many runs, pass a cached `is_alive`."""
+def record_of(paths: RunPaths, keepers: dict[Path, bool] | None = None) -> RunRecord:
+    """Read a run's record from its directory. For many runs, pass the same `keepers`."""
     try:
-        return _record(paths, is_alive)
+        return _record(paths, keepers)
     # A run with damaged files must not hide the other runs.
     except Exception as error:
         logger.exception("reading %s", paths.root)
@@ -170,10 +169,10 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
         )
 
 
-def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
+def _record(paths: RunPaths, keepers: dict[Path, bool] | None) -> RunRecord:
     info = read_json(paths.info)
     check_format(info, "it")
-    state, problem = state_or_problem(paths, is_alive)
+    state, problem = state_or_problem(paths, keepers)
     cluster = cluster_of(paths)
     facts = read_json(paths.result)
     if not facts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -259,10 +259,9 @@ class HostMemory:
 
 
 class MemoryBook:
-    def __init__(self, place: Callable[[int], tuple[str, int]]):
+    def __init__(self) -> None:
         self.hosts: dict[str, HostMemory] = {}
         """Memory by the pod's address."""
-        self._place = place
         self._ranks: dict[str, dict[int, tuple[float, float]]] = {}
 
     @property
@@ -271,10 +270,6 @@ class MemoryBook:
             if host.source >= _Source.CUDA:
                 return "cuda"
         return "resident"
-
-    def take(self, event: Event) -> None:
-        if event.kind == EventKind.MEMORY and event.rank is not None:
-            self._rank(event.rank, event)
 
     def take_samples(self, samples: Iterable[Sample], *, anew: bool) -> None:
         """Add samples. `anew`: the samples take the place of all samples before."""
@@ -289,7 +284,8 @@ class MemoryBook:
                 host.add_spread(_Source.GPUS, sample, sample.gpu_gib)
             host.gpu_percent = sample.gpu_percent
 
-    def _rank(self, rank: int, event: Event) -> None:
+    def take(self, rank: int, event: Event, address: str, count: int) -> None:
+        """Add the memory of a rank, whose pod has the address and `count` ranks."""
         source = _Source.CUDA
         now = event.number("cuda_reserved_gib")
         peak = now
@@ -301,7 +297,6 @@ class MemoryBook:
             return
         if peak is None:
             peak = now
-        address, count = self._place(rank)
         ranks = self._ranks.setdefault(address, {})
         if rank in ranks:
             _, peak_before = ranks[rank]

@@ -10,6 +10,9 @@ from typing import Any
 from workbench.base.words import number
 from workbench.rundir.events import EventKind
 
+Write = Callable[[float | None], str]
+"""Function that formats a value, such as `number` and `percent`; None is unknown."""
+
 
 class Better(StrEnum):
     """Direction in which a metric improves."""
@@ -31,7 +34,7 @@ class Metric:
     unit: str = ""
     """Title of the y axis. Empty: the title."""
     better: Better = Better.NONE
-    write: Callable[[float | None], str] = number
+    write: Write = number
     """Function that formats a value."""
     plot: str = ""
     """Title of the plot. Empty: the title."""

@@ -8,13 +8,13 @@ folded plot at the end of the panel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.json_values import numbers_of
 from workbench.base.words import strip_controls
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.figures.metric import Better, Metric
+from workbench.rundir.figures.metric import Better, Metric, Write
 from workbench.rundir.figures.reported import metrics_of_kinds
 
 _EVALUATION = "eval_"
@@ -191,7 +191,7 @@ class Column:
     key: str
     """Name in data frames: `metric.NAME` for a number of evaluations, `step.NAME` for steps."""
     title: str
-    write: Callable[[float | None], str]
+    write: Write
     in_tables: bool
     """Whether `compare` shows the column."""
     is_known: bool

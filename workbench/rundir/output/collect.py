@@ -10,11 +10,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from workbench.base.clock import Clock
 from workbench.base.files import records
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import make_folders, pinned_folder
@@ -54,7 +55,7 @@ class Collector:
         paths: RunPaths,
         ranks: list[int],
         redact: Redactor | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         *,
         states: Collection[str] = STATE_EVENTS,
         attempt: int = 0,
@@ -106,7 +107,7 @@ class Collector:
             _, _, line = last.rpartition(b"\n")
             lines = LineSplitter(end - len(line), line)
             self._cutters[name] = EventCutter(
-                rank, self._attempt, self._states, self._redact.json, lines=lines
+                rank, self._attempt, self._states, self._redact, lines=lines
             )
         self._unfinished[name] = _unfinished(last)
         self._ends[name] = end

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from workbench.base.redact import Redactor
 from workbench.rundir.events import Event, parse_event
 
 _LONGEST_LINE = 1 << 20  # bytes of a line; the rest is left out, and an event is far shorter
@@ -45,14 +46,14 @@ class EventCutter:
         rank: int,
         attempt: int,
         states: Collection[str],
-        mask: Callable[[Mapping[str, object]], Mapping[str, object]] = dict,
+        redact: Redactor | None = None,
         *,
         lines: LineSplitter | None = None,
     ) -> None:
         self._rank = rank
         self._attempt = attempt
         self._states = states
-        self._mask = mask
+        self._redact = redact
         self._lines = lines or LineSplitter()
 
     def feed(self, data: bytes) -> Iterator[Event]:
@@ -62,7 +63,7 @@ class EventCutter:
             if event is not None:
                 yield replace(
                     event,
-                    data=self._mask(event.data),
+                    data=self._redact.json(event.data) if self._redact else dict(event.data),
                     printed_by=self._rank,
                     attempt=self._attempt,
                     offset=offset,

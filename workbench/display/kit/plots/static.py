@@ -280,28 +280,21 @@ def plots_png(plots: Sequence[Plot]) -> bytes:
 
 
 def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
-    width, height = _SIZE_IN
-    legends = [legend_of(plot, width) for plot in drawn]
-
-    def draw(figure: Any) -> None:
-        places = figure.subplots(1, len(drawn), squeeze=False)
-        for axes, plot, legend in zip(places[0], drawn, legends, strict=True):
-            legend_above(axes, draw_plot(axes, plot, plot.axes[0]), legend)
-
-    rows = max(legend.rows for legend in legends)
-    return _image(draw, (width * len(drawn), height + rows * _LEGEND_ROW_IN))
-
-
-def _image(draw: Callable[[Any], None], size_in: tuple[float, float]) -> Image.Image:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
+    width, height = _SIZE_IN
+    legends = [legend_of(plot, width) for plot in drawn]
+    rows = max(legend.rows for legend in legends)
+    size_in = (width * len(drawn), height + rows * _LEGEND_ROW_IN)
     with mpl.rc_context({"font.size": 9.5}), _lettered():
         figure = Figure(figsize=size_in, dpi=_IMAGE_DPI, facecolor="white", layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
-        draw(figure)
+        places = figure.subplots(1, len(drawn), squeeze=False)
+        for axes, plot, legend in zip(places[0], drawn, legends, strict=True):
+            legend_above(axes, draw_plot(axes, plot, plot.axes[0]), legend)
         canvas.draw()
     size = canvas.get_width_height()
     return Image.frombytes("RGBA", size, canvas.buffer_rgba()).convert("RGB")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -142,8 +142,8 @@ def _converter(source: Path, gguf_type: str, file: Path) -> Any:
         # Beyond the window of a Mistral, llama.cpp computes other answers than transformers.
         hparams["max_position_embeddings"] = min(window, hparams["max_position_embeddings"])
     made = found(source, getattr(gguf.LlamaFileType, _FTYPES[gguf_type]), file, hparams=hparams)
-    made.get_vocab_base_pre = partial(_pre_tokenizer, made.get_vocab_base_pre)
-    made.set_vocab = partial(_set_vocabulary, made, made.set_vocab)
+    made.get_vocab_base_pre = partial(_pre_tokenizer, made)
+    made.set_vocab = partial(_set_vocabulary, made)
     return made
 
 
@@ -176,10 +176,10 @@ def _known_alone(architecture: str, hparams: Mapping[str, Any]) -> Mapping[str, 
     return {}
 
 
-def _pre_tokenizer(known: Callable[[Any], str], tokenizer: Any) -> str:
+def _pre_tokenizer(made: Any, tokenizer: Any) -> str:
     """Return llama.cpp's name for the way in which a tokenizer cuts texts before its merges."""
     try:
-        return known(tokenizer)
+        return str(type(made).get_vocab_base_pre(made, tokenizer))
     except NotImplementedError:
         parts = json.loads(tokenizer.backend_tokenizer.to_str())
         name = _PRE.get(_cutting(parts))
@@ -226,10 +226,10 @@ def _described(parts: Mapping[str, Any]) -> str:
     return f"{parts['model'].get('type')} {cut}{normalized}"
 
 
-def _set_vocabulary(made: Any, set_vocab: Callable[[], None]) -> None:
+def _set_vocabulary(made: Any) -> None:
     """Write the tokenizer, and two facts that a tokenizer's files do not have."""
     try:
-        set_vocab()
+        type(made).set_vocab(made)
     except (FileNotFoundError, ValueError) as error:
         if _PIECES not in str(error):
             raise

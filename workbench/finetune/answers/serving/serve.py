@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from workbench.base.errors import DiskFull, RunError
 from workbench.base.files import read_bytes
 from workbench.base.files.gate import library
 from workbench.base.messages.lines import Pipes
+from workbench.base.messages.rpc import OnPiece
 from workbench.base.messages.server import Request, incoming
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
 from workbench.finetune.data.rows import Example
@@ -49,9 +50,6 @@ _LOOKS = 5
 _FILLED = 0.8
 
 
-_OnText = Callable[[str], None] | None
-
-
 class Answerer:
     """Models of a run, loaded at the first request."""
 
@@ -65,7 +63,7 @@ class Answerer:
         self,
         questions: Sequence[Mapping[str, Any]],
         which: str = "after",
-        on_text: _OnText = None,
+        on_text: OnPiece | None = None,
     ) -> dict[str, object]:
         """Answer questions. The answer to a single question is also streamed to `on_text`."""
         began = time.monotonic()
@@ -157,7 +155,7 @@ class Answerer:
         self,
         loaded: model.Loaded,
         examples: Sequence[Example],
-        on_text: _OnText,
+        on_text: OnPiece | None,
     ) -> list[str]:
         encoder = Encoder(loaded, self._job, lengths=self._lengths)
         rows = encoder.questions(examples)

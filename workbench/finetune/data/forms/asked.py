@@ -54,7 +54,7 @@ def question_of(row: Fields, form: Form, *, needed: bool = True) -> Question:
         source, given = form.heading, source
     else:
         # A text such as "[]" is a context too.
-        key = one_filled(row, GIVEN, counts=is_filled)
+        key = one_filled(row, GIVEN, as_json=False)
         given = row.prose(key) if key else ""
     options = options_of(row)
     if options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NotRequired, TypedDict
 
@@ -225,11 +225,12 @@ def tools_of(row: Fields) -> tuple[Json, ...]:
     return row.fail(key, f"is {short(tools)}; it must be a list of JSON schemas")
 
 
-def one_filled(
-    row: Fields, keys: Sequence[str], *, counts: Callable[[object], bool] | None = None
-) -> str:
-    """Return the only filled key of several names for the same; empty if none is filled."""
-    counts = counts or has_content
+def one_filled(row: Fields, keys: Sequence[str], *, as_json: bool = True) -> str:
+    """Return the only filled key of several names for the same; empty if none is filled.
+
+    With `as_json`, the JSON text of an empty list or object is empty too.
+    """
+    counts = has_content if as_json else is_filled
     filled = [key for key in keys if counts(row.data.get(key))]
     values = [row.data[key] for key in filled]
     if any(value != values[0] for value in values):

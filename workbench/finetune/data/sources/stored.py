@@ -65,7 +65,8 @@ class _Found:
 
 def check_stored_rows(option: str, text: str, is_part: IsPart) -> None:
     """Raise ConfigError if the store refuses, or if nothing fits an address. Copies nothing."""
-    _with_store(option, text, lambda store: _find(store, option, is_part))
+    with _opened(option, text) as store:
+        _find(store, option, is_part)
 
 
 class StoredRows:
@@ -88,14 +89,11 @@ class StoredRows:
             ConfigError: The store refuses, or nothing fits the address.
             DiskFull: The disk has no room for the copies.
         """
-
-        def copied(store: Store) -> list[Path]:
+        with _opened(option, text) as store:
             found = _find(store, option, is_part)
             self.unread = found.unread
             files = self._copied(store, found.objects)
             return [self._folder / local_name(store.address)] if found.is_folder else files
-
-        return _with_store(option, text, copied)
 
     def _copied(self, store: Store, objects: Mapping[str, int]) -> list[Path]:
         copies = []
@@ -112,11 +110,12 @@ class StoredRows:
         return [copy.path for copy in copies]
 
 
-def _with_store(option: str, text: str, do: Callable[[Store], _T]) -> _T:
-    """Open the store of an address for a function. Raise ConfigError for the store's refusals."""
+@contextmanager
+def _opened(option: str, text: str) -> Iterator[Store]:
+    """Open the store of an address. Raise ConfigError for the store's refusals in the block."""
     try:
         with Store(check_rows_address(option, text)) as store:
-            return do(store)
+            yield store
     except DiskFull:
         raise
     except RunError as error:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -118,9 +118,9 @@ def _from_hub(hub: Hub, reader: RowReader) -> Rows:
 
     learned = hub.tally(reader)
     judged = hub.tally(reader)
-    train = _split_of(hub, hub.train_split, learned, hub.most_of)
+    train = _split_of(hub, hub.train_split, learned, is_training=True)
     if hub.eval_share is None:
-        evaluation = _split_of(hub, hub.eval_split, judged)
+        evaluation = _split_of(hub, hub.eval_split, judged, is_training=False)
     else:
         examples = train
         train = []
@@ -146,7 +146,8 @@ def _split_of(
     hub: Hub,
     split: str,
     tally: RowTally,
-    most_of: Callable[[int], int | None] = lambda _: None,
+    *,
+    is_training: bool,
 ) -> list[Example]:
     try:
         loaded = open_hub(hub.to_dict(), split)
@@ -155,7 +156,7 @@ def _split_of(
             f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs no split "
             "beside the training split"
         ) from error
-    most = most_of(len(loaded))
+    most = hub.most_of(len(loaded)) if is_training else None
     if most is not None:
         loaded = loaded.select(range(min(most, len(loaded))))
     read = []

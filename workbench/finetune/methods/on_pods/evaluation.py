@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -62,9 +62,9 @@ class RowMeans:
 class MethodEvaluator:
     """Compute the figures of an evaluation with the hooks of a method."""
 
-    def __init__(self, answer_figures: Callable[[Any, Figures], Figures] | None = None) -> None:
-        """Set up. `answer_figures` returns figures of answers beside the figures of the method."""
-        self._answer_figures = answer_figures
+    def __init__(self, answers: Any = None) -> None:
+        """Set up. `answers` is the `Evaluator` of answers, beside the figures of the method."""
+        self._answers = answers
 
     def measure(self, trainer: Any) -> dict[str, float]:
         """Evaluate the current model.
@@ -86,8 +86,8 @@ class MethodEvaluator:
                     means.add(name, mean, batch.weight * share)
         trainer.model.train()
         figures: dict[str, float] = trainer.completed(means.of_all_ranks())
-        if self._answer_figures is not None:
-            figures |= self._answer_figures(trainer, figures)
+        if self._answers is not None:
+            figures |= self._answers.answer_figures(trainer, figures)
         return figures
 
 

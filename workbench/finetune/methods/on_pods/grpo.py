@@ -21,7 +21,6 @@ from workbench.base.words import pluralize
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.judging import (
     Raised,
-    Reward,
     call_rewards,
     shown_row,
     text_row,
@@ -37,6 +36,7 @@ from workbench.finetune.methods.on_pods.judged import (
     with_deviations,
 )
 from workbench.finetune.methods.on_pods.rows import TokenRow
+from workbench.finetune.options.metrics import Function
 from workbench.finetune.recipe.order import GlobalBatchSampler
 
 __all__ = ["UNCUT", "Arguments", "Base", "Hooks", "token_rows"]
@@ -117,7 +117,7 @@ class Hooks(TrlHooks):
     def __init__(
         self,
         *,
-        rewards: Sequence[tuple[str, Reward]],
+        rewards: Sequence[tuple[str, Function]],
         encode: Callable[[list[Example]], Sequence[Mapping[str, Any]]],
         keeps_adapters: bool,
         ref_model: Any = None,
@@ -308,7 +308,7 @@ class Hooks(TrlHooks):
         return with_deviations(figures, answers)
 
 
-def options_of(job: Any, encoder: Any, rewards: Sequence[tuple[str, Reward]]) -> dict[str, Any]:
+def options_of(job: Any, encoder: Any, rewards: Sequence[tuple[str, Function]]) -> dict[str, Any]:
     """Return the options of the trainer that other methods do not have."""
     return {
         "rewards": rewards,

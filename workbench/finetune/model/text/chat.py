@@ -187,9 +187,8 @@ class Chat:
             "return_assistant_tokens_mask": True,
             "tools": list(tools) or None,
         }
-        made = self._template.refusing(
-            turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options)
-        )
+        with self._template.refusing(turns):
+            made = self._tokenizer.apply_chat_template(list(turns), **options)
         ids = list(made["input_ids"])
         marks = [bool(mark) for mark in made["assistant_masks"]]
         if not any(marks):

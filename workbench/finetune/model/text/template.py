@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +55,8 @@ class Template:
         If `asks`, the text ends where the assistant's answer begins.
         """
         options = {"add_generation_prompt": asks, "tools": list(tools) or None}
-        return str(self.refusing(turns, lambda: self._render(list(turns), **options)))
+        with self.refusing(turns):
+            return str(self._render(list(turns), **options))
 
     def exchange(self, turns: Sequence[Message], tools: Tools = ()) -> tuple[str, str]:
         """Return the text before the assistant's last turn, and the whole text.
@@ -145,15 +147,14 @@ class Template:
         for number in answers:
             self.exchange(turns[:number], tools)
 
-    def refusing(self, turns: Sequence[Message], render: Callable[[], Any]) -> Any:
-        """Return the rendered text. A refusal of the template becomes a refusal of the turns."""
+    @contextmanager
+    def refusing(self, turns: Sequence[Message]) -> Iterator[None]:
+        """Guard a rendering. A refusal of the template becomes a refusal of the turns."""
         if self._too_much:
             raise ConfigError(self._too_much)
         try:
-            if not is_limited():
-                return render()
-            with limited_time(TEMPLATE_S):
-                return render()
+            with limited_time(TEMPLATE_S) if is_limited() else nullcontext():
+                yield
         except (jinja2.TemplateError, TypeError) as error:
             roles = ", ".join(turn["role"] for turn in turns)
             raise ConfigError(f"the chat template refuses the turns ({roles}): {error}") from error

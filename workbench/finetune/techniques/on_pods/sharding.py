@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ from torch.nn.utils import get_total_norm
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import Fsdp
 from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.techniques.technique import Parts
 
-Parts = Callable[[Any, Fsdp], Sequence[nn.Module]]
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 

@@ -5,7 +5,7 @@ Stage 3 is different.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,10 +54,10 @@ def is_offloaded(zero: Mapping[str, object], key: str) -> bool:
 class ZeroPoints(TechniquePoints):
     """Hooks of DeepSpeed: the engine clips gradients in its own step."""
 
-    def clip(self, _trainer: Any, _clip: Callable[[], Any]) -> Any:
+    def clip(self, _trainer: Any, _model: Any) -> Any:
         return None
 
-    def norm(self, trainer: Any, _norm: Callable[[], Any]) -> Any:
+    def norm(self, trainer: Any, _model: Any, _clipped: Any) -> Any:
         # The library and accelerate would wait for the norm on the engine's device.
         return trainer.deepspeed.get_global_grad_norm()
 
