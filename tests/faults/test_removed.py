@@ -40,7 +40,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("what", ["folder", "log", "root"])
+@pytest.mark.parametrize(
+    "what", ["folder", *(pytest.param(each, marks=pytest.mark.long) for each in ("log", "root"))]
+)
 def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     world: World, cluster: Cluster, tmp_path: Path, what: str
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
     assert cluster.phase == "closed"
 
 
+@pytest.mark.long
 def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
     world: World, tmp_path: Path
 ) -> None:
