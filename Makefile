@@ -148,10 +148,11 @@ types: setup
 doctests: setup
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 
-# Once for an environment, and kept: the processes of pytest-xdist would compile what they import all
-# at the same time, 20 s of CPU each.
+# Once for an environment, and kept: the processes of pytest-xdist, and the pods of each, would compile
+# what they import all at the same time, 20 s of CPU each.
 collect: .venv/.collected
 .venv/.collected: $(READY)
+	@$(BIN)/python -W ignore -c 'from workbench.agent import warm; warm.import_third_party()' >/dev/null
 	@collected=$$($(PYTEST) --collect-only -qq -m 'not images and not kubernetes') || { echo "$$collected"; exit 1; }
 	@touch $@
 

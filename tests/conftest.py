@@ -62,6 +62,11 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 WITH_PROCESSES = ("slow", "long", "notebook", "browser", "images", "kubernetes")
 # Share of a test in the time of its file, by its marks.
 WEIGHTS = {"notebook": 10, "long": 5, "slow": 1}
+# Folders whose tests start daemons and wait for leases, time limits and schedulers.
+WAITING = ("faults", "pods")
+# Share of the order over which the files of a group are spread. The waiting ones take minutes, so
+# none of them comes last.
+SPANS = {"heavy": 1.0, "waiting": 0.8, "light": 1.0}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -201,21 +206,23 @@ def pytest_collection_modifyitems(
 def order_files(items: list[pytest.Item]) -> None:
     """Order the files for pytest-xdist, which keeps the order with `--no-loadscope-reorder`.
 
-    Heavy files begin early, so that none comes last and leaves the other processes idle;
-    light ones, which mostly wait, come between them and leave the cores to the heavy.
+    Heavy files begin early, so that none comes last and leaves the other processes idle. Files
+    that mostly wait come between them, so that the cores never wait with all processes at once.
     """
     weights: Counter[Path] = Counter()
     for item in items:
         marks = [mark for mark in WEIGHTS if item.get_closest_marker(mark)]
         weights[item.path] += sum(WEIGHTS[mark] for mark in marks)
-    heavy = [path for path, weight in weights.most_common() if weight]
-    light = [path for path, weight in weights.items() if not weight]
-    share = len(light) / max(1, len(heavy))
-    order: list[Path] = []
-    for number, path in enumerate(heavy):
-        order += [path, *light[round(number * share) : round((number + 1) * share)]]
-    places = {path: place for place, path in enumerate(order or light)}
-    items.sort(key=lambda item: places[item.path])
+    groups: dict[str, list[Path]] = {"heavy": [], "waiting": [], "light": []}
+    for path, weight in weights.most_common():
+        group = "light" if not weight else "waiting" if path.parent.name in WAITING else "heavy"
+        groups[group].append(path)
+    places = {
+        path: SPANS[group] * number / len(paths)
+        for group, paths in groups.items()
+        for number, path in enumerate(paths)
+    }
+    items.sort(key=lambda item: (places[item.path], item.path))
 
 
 @pytest.hookimpl(optionalhook=True)

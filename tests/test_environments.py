@@ -135,6 +135,7 @@ def test_two_versions_on_the_same_pods_and_each_is_installed_once(
     assert not list(again.paths.logs.glob("packages.*"))
 
 
+@pytest.mark.long
 def test_a_header_is_used_and_an_isolated_script_sees_nothing_of_the_pod(
     pods: Cluster, script: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_packages_that_do_not_go_together_fail_the_run_in_words(
     assert not run.paths.rank_log(0, 0, "stdout").exists()
 
 
+@pytest.mark.long
 def test_an_index_that_does_not_answer_is_named_and_its_password_is_not(
     pods: Cluster, script: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_an_index_that_does_not_answer_is_named_and_its_password_is_not(
             assert b"s3cret-word-7" not in file.read_bytes(), file
 
 
+@pytest.mark.long
 def test_pip_installs_where_the_pod_has_uv(pods: Cluster, script: Path) -> None:
     env = {"UV_FIND_LINKS": "/nowhere", "UV_OFFLINE": "1"}
     run = pods.submit(Script(script, requirements=["wb_thing"], isolated=True, env=env))
@@ -224,6 +227,7 @@ def building(run: Run, slow: Path) -> bool:
     return (slow.parent / "started").exists() and "installing packages" in run.message
 
 
+@pytest.mark.long
 def test_a_cancel_ends_the_installation(pods: Cluster, script: Path, slow: Path) -> None:
     before = environments(pods)
     run = pods.submit(Script(script, requirements=[f"wb_slow @ {slow.as_uri()}"]))

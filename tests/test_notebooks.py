@@ -58,6 +58,7 @@ def test_no_cell_fails_on_purpose(path: Path) -> None:
     assert [cell.id for cell in cells if "raises-exception" in cell.metadata.get("tags", ())] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_papermill_changes_pods_steps_and_rows(tmp_path: Path) -> None:
     """The notebook is run to its job; other tests run jobs."""

@@ -80,6 +80,7 @@ def test_what_a_pod_lacks_lies_once_behind_its_own_for_functions_and_the_trainer
         assert each["from"] == str(folder / "wb_above.py")
 
 
+@pytest.mark.long
 def test_what_cannot_be_installed_is_told_before_any_rank_starts(
     wheels: Path, tmp_path: Path
 ) -> None:

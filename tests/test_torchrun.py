@@ -152,6 +152,7 @@ def test_the_number_of_a_pod_follows_its_ranks() -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_launcher_sets_the_same(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "tell.py"
@@ -180,6 +181,7 @@ def test_every_launcher_sets_the_same(cluster: Cluster, tmp_path: Path) -> None:
     assert [each["TORCHELASTIC_MAX_RESTARTS"] for each in told["ssh"]] == ["1", "1"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_local_pod_without_gpus_carries_several_ranks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence("leave ranks out", 2, 1)):

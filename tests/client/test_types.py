@@ -41,6 +41,7 @@ REVEALED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_type_checker_knows_what_each_kind_of_run_has(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -147,6 +147,7 @@ def test_shared_memory_that_is_too_small_is_told(tmp_path: Path) -> None:
     assert "--shm-size" in done.stdout
 
 
+@pytest.mark.long
 def test_numbers_beyond_fp16_are_told_in_a_plain_sentence(world: World, tmp_path: Path) -> None:
     """Row 11. DeepSpeed's own exception."""
     (tmp_path / "overflow.py").write_text(OVERFLOW)

@@ -55,6 +55,7 @@ print(json.dumps({"state": result.state, "again": again.state, "whole": whole, "
 """
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_ends_nothing_and_spoils_no_figure(tmp_path: Path) -> None:
     """Row 50."""
     (tmp_path / "sitecustomize.py").write_text(JUMPING)

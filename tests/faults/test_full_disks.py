@@ -70,8 +70,10 @@ def read(path: Path) -> bytes:
     ("free", "code", "whose"),
     [
         pytest.param(0, 2, "this machine", id="no run directory"),
-        pytest.param(400_000, 2, "this machine", id="no room for a run"),
-        pytest.param(900_000, 2, "this machine", id="no room for a cluster"),
+        pytest.param(400_000, 2, "this machine", id="no room for a run", marks=pytest.mark.long),
+        pytest.param(
+            900_000, 2, "this machine", id="no room for a cluster", marks=pytest.mark.long
+        ),
         pytest.param(1_300_000, 1, "pod-[01]", id="no room on a pod"),
     ],
 )
@@ -97,6 +99,7 @@ def test_the_command_line_on_a_disk_that_is_full_before(
             assert Run.load(disk / "out").state is RunState.FAILED
 
 
+@pytest.mark.long
 def test_the_command_line_on_a_disk_that_fills_while_it_runs(tmp_path: Path) -> None:
     end = tmp_path / "end"
     with small_disk(tmp_path / "disk", "16m") as disk:

@@ -73,10 +73,10 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(
     nothing_below(world, cluster.path)
 
 
-@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.9, marks=long)])
-def test_closing_during_a_start_leaves_nothing(
-    world: World, tmp_path: Path, after_s: float
-) -> None:
+@pytest.mark.parametrize(
+    "file", ["keeper.log", pytest.param("pods/pod-0/guardian.json", marks=long)]
+)
+def test_closing_during_a_start_leaves_nothing(world: World, tmp_path: Path, file: str) -> None:
     cluster = Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False)
     raised: list[BaseException] = []
 
@@ -88,11 +88,10 @@ def test_closing_during_a_start_leaves_nothing(
 
     starter = threading.Thread(target=start)
     starter.start()
-    world.until(lambda: (tmp_path / "c" / "keeper.log").exists(), 120)
-    time.sleep(after_s)
+    world.until((tmp_path / "c" / file).exists, 120, every_s=0.002)
     asked = time.monotonic()
     cluster.close()
-    world.measured("-", f"close {after_s} s into a start", time.monotonic() - asked, 5)
+    world.measured("-", f"close in a start, at {file}", time.monotonic() - asked, 5)
     starter.join(300)
     assert not starter.is_alive()
     assert cluster.phase == "closed"
@@ -130,9 +129,9 @@ def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path) -> No
 
 MOMENTS = [
     pytest.param(".lock", 0.0, 0.5, marks=long),
-    ("state.json", 0.03, 0.05),
+    pytest.param("state.json", 0.03, 0.05, marks=long),
     pytest.param("keeper.sock", 0.0, 0.2, marks=long),
-    ("identity/id_ed25519", 0.2, 0.05),
+    ("pods/pod-0/guardian.json", 0.0, 0.05),
 ]
 
 

@@ -79,6 +79,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     kernel.manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.long
 def test_a_kernel_may_be_interrupted_and_killed(
     world: World, tmp_path: Path, kernel: Kernel
 ) -> None:

@@ -132,6 +132,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@long
 def test_files_of_an_attempt_come_back_when_the_next_one_cannot_be_prepared(
     world: World, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ exec "{real}" "$@"
 """
 
 
+@pytest.mark.long
 def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(
     world: World, tmp_path: Path
 ) -> None:

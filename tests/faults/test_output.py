@@ -82,6 +82,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
     world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: Path) -> None:
     """Row 39, the other side: what finds no room in a log comes from the agent's memory."""
@@ -138,6 +139,7 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(worl
     keepers_records_are_its_own(world.submit("overwrite.py", pods=2))
 
 
+@pytest.mark.long
 def test_what_a_pod_of_a_shared_folder_leaves_cannot_take_their_place_either(
     world: World, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ def files_with(folder: Path, text: bytes) -> list[Path]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 def test_what_found_no_room_here_at_the_end_is_fetched_later(world: World, tmp_path: Path) -> None:
     size = 12_000_000

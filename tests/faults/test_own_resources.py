@@ -198,6 +198,7 @@ def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
         world.ended(counting(cluster, "--lines", "3")).raise_for_status()
 
 
+@pytest.mark.long
 @as_root
 def test_a_disk_full_for_a_while_and_then_another_keeper_leave_every_event_once(
     world: World, cluster: Cluster, tmp_path: Path
@@ -328,6 +329,7 @@ sys.exit(keeper.main([sys.argv[1]]))
 """
 
 
+@pytest.mark.long
 def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(
     world: World, tmp_path: Path
 ) -> None:
@@ -358,6 +360,7 @@ def guardian_of(cluster: Cluster, number: int) -> int:
     return int(str(load_json(Path(cluster.pods[number].root) / "guardian.json")["pid"]))
 
 
+@pytest.mark.long
 def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(
     world: World, tmp_path: Path
 ) -> None:

@@ -33,7 +33,10 @@ pytestmark = pytest.mark.slow
 long = pytest.mark.long
 
 
-@pytest.mark.parametrize(("script", "launcher"), [("beat.py", "ssh"), ("mesh.py", "pdsh")])
+@pytest.mark.parametrize(
+    ("script", "launcher"),
+    [("beat.py", "ssh"), pytest.param("mesh.py", "pdsh", marks=long)],
+)
 def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> None:
     """Row 12. In a mesh the other ranks fail at once, for they lost a peer; that is an echo."""
     run = world.submit(script, launcher=launcher)
@@ -82,6 +85,7 @@ def test_an_agent_that_hangs_is_named(world: World) -> None:
     assert "the agent did not answer" in message
 
 
+@long
 def test_an_agent_that_is_stopped_costs_nothing(world: World, tmp_path: Path) -> None:
     run = world.beating("--until", str(tmp_path / "end"))
     pod = world.cluster.pods[2]
@@ -99,6 +103,7 @@ def test_the_cluster_lives_on_after_lost_agents(world: World) -> None:
     world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
 
 
+@long
 def test_a_cut_line_loses_and_doubles_nothing(world: World) -> None:
     """Row 23. The pod's end of the keeper's connection is killed twice while lines are printed."""
     run = world.submit("beat.py", "--lines", "300", "--pause-s", "0.02")

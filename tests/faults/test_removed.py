@@ -40,7 +40,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("what", ["folder", "log", "root"])
+@pytest.mark.parametrize(
+    "what", ["folder", *(pytest.param(each, marks=pytest.mark.long) for each in ("log", "root"))]
+)
 def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     world: World, cluster: Cluster, tmp_path: Path, what: str
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_cluster_whose_state_files_are_gone_is_taken_over_with_the_pods_of_its
         exact(run, 100)
 
 
+@pytest.mark.long
 def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
     world: World, tmp_path: Path
 ) -> None:

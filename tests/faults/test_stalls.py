@@ -142,6 +142,7 @@ def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path
     assert "rank 1 on pod-1 is at sitecustomize.py:3 in <module>" in error.message, error
 
 
+@pytest.mark.long
 def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None:
     run = world.submit("beat.py", launcher="pdsh", stall_timeout_s=5)
     keeper = Path("/proc", str(cluster_status(world.cluster.path).pid), "task")

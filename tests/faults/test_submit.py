@@ -71,7 +71,13 @@ def submitted_late(
         return cluster.submit(Script(path=str(SCRIPTS / "count.py"), args=list(args)), path=into)
 
 
-@pytest.mark.parametrize("outside", [False, True], ids=["below the cluster", "outside"])
+@pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, id="below the cluster"),
+        pytest.param(True, id="outside", marks=pytest.mark.long),
+    ],
+)
 def test_a_submit_that_is_answered_late_is_queued_then_runs_and_can_be_cancelled(
     world: World, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: bool
 ) -> None:
@@ -88,6 +94,7 @@ def test_a_submit_that_is_answered_late_is_queued_then_runs_and_can_be_cancelled
     assert world.ended(run).state is RunState.CANCELLED
 
 
+@pytest.mark.long
 def test_a_keeper_does_not_take_a_run_that_has_a_result_by_then(
     world: World, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +148,7 @@ def test_a_run_whose_notebook_died_before_it_was_handed_over_says_so_and_is_not_
     assert run.state is RunState.FAILED
 
 
+@pytest.mark.long
 def test_a_run_that_was_never_handed_over_does_not_blame_the_keeper_afterwards(
     tmp_path: Path,
 ) -> None:

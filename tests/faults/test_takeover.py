@@ -133,6 +133,7 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 """
 
 
+@long
 def test_a_run_outlives_keepers_that_die_while_files_travel_and_ranks_start(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -315,6 +316,7 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(
     exact(going, 400)
 
 
+@long
 def test_a_cluster_whose_keeper_died_is_closed_and_its_run_has_a_result(
     world: World, tmp_path: Path
 ) -> None:
@@ -381,6 +383,7 @@ def dies_in_a_start(world: World, paths: ClusterPaths, moment: str) -> None:
     assert not paths.identity.exists()
 
 
+@long
 def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
     world: World, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def lines(run: Run) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
+@pytest.mark.long
 def test_a_run_outlives_a_culled_kernel_and_a_killed_server(tmp_path: Path) -> None:
     path, end = tmp_path / "cluster", tmp_path / "end"
     names = {"path": str(path), "script": str(BEAT), "end": str(end)}

@@ -57,6 +57,7 @@ def test_a_cluster_starts_under_the_c_locale_without_the_utf8_mode(tmp_path: Pat
     started(tmp_path, plain)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("localedef") is None, reason="needs localedef, to make the locale")
 def test_a_cluster_starts_under_a_locale_that_is_not_utf8(tmp_path: Path) -> None:

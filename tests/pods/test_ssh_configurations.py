@@ -806,6 +806,7 @@ def launch_before_the_end(
     raise AssertionError("the machine does not log in within 100 s")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_certificate_that_ends_during_a_run_ends_no_connection_and_is_named_at_the_next(
     site: Site,
@@ -854,7 +855,9 @@ def test_a_certificate_that_ends_during_a_run_ends_no_connection_and_is_named_at
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.RUNNING])
+@pytest.mark.parametrize(
+    "phase", [Phase.UNKNOWN, pytest.param(Phase.RUNNING, marks=pytest.mark.long)]
+)
 def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
     site: Site,
     context: LaunchContext,

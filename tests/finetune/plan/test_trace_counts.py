@@ -15,6 +15,8 @@ from tests.support.sentences import says
 from workbench.finetune.plan.trace.trace import prepared_trace, trace
 from workbench.finetune.recipe.lean_loss import piece_tokens
 
+pytestmark = pytest.mark.slow  # `make check` traces no model
+
 WORDS = 500
 HIDDEN = 32
 LLAMA = {
@@ -175,8 +177,10 @@ def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
         (BLOOM, "fp32", {}),
         (T5, "autocast-bf16", {"checkpointing": True}),
         (LLAMA, "fp32", {"gpu": True}),
-        (LLAMA, "bf16", {"checkpointing": True, "lora": LORA}),
-        (GEMMA3, "autocast-bf16", {"checkpointing": True, "lora": LORA}),
+        pytest.param(LLAMA, "bf16", {"checkpointing": True, "lora": LORA}, marks=pytest.mark.long),
+        pytest.param(
+            GEMMA3, "autocast-bf16", {"checkpointing": True, "lora": LORA}, marks=pytest.mark.long
+        ),
         (DEEPSEEK, "bf16", {"checkpointing": True}),
     ],
 )

@@ -364,8 +364,11 @@ def export_families(root: Path) -> None:
         families.build(name, made[-1])
         if name == "gemma3":
             change_weights(made[-1], as_on_the_hub)
-    for name in (*CAUSAL, *TRANSLATORS):
-        made.append(folder_of(name, root / "published" / f"read-{name}"))
+    trained = {name.replace("_", "") for name in families.FAMILIES}
+    for name, options in {**CAUSAL, **TRANSLATORS}.items():
+        # A family of both lists is exported once, unless its output layer is the embedding.
+        if name.lower() not in trained or "tie_word_embeddings" in options:
+            made.append(folder_of(name, root / "published" / f"read-{name}"))
     for folder in made:
         export_model(load(str(folder), (), seed=0), root / folder.name, None, SHARD)
 

@@ -143,7 +143,8 @@ def lean_loss() -> Any:
 
     def returns_scores(model: Any) -> bool:
         config = {**model.config.to_dict(), **dict.fromkeys(UNSEEN)}
-        key = (type(model), json.dumps(config, sort_keys=True, default=str))
+        kind = type(model).__name__.removeprefix("FSDP")  # torch's class of a sharded model
+        key = (kind, json.dumps(config, sort_keys=True, default=str))
         if key not in kept:
             kept[key] = look(model)
         return kept[key]

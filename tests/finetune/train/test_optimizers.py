@@ -29,7 +29,6 @@ from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.finetune.recipe.standalone import row_lengths
 
-real_ranks = pytest.mark.slow
 WARMUP, CLIP, DECAY, RESUMED = 2, 0.5, 0.1, 4
 RATES = {"lion": 4e-4, "muon": 1e-3}
 COMMON = {
@@ -216,7 +215,8 @@ def expected(plan: Plan) -> dict[str, list[float]]:
     }
 
 
-@real_ranks
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("optimizer", "technique"), CASES)
 def test_the_losses_are_those_of_a_loop_by_hand(
     ran: dict[str, Ran], expected: dict[str, list[float]], optimizer: str, technique: str
@@ -226,7 +226,8 @@ def test_the_losses_are_those_of_a_loop_by_hand(
     assert run.curve("loss") == pytest.approx(expected[optimizer], rel=1e-5)
 
 
-@real_ranks
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_json_s_muon_is_trained_with_deepspeed_s_scale_and_schedule(
     ran: dict[str, Ran], expected: dict[str, list[float]]
 ) -> None:
@@ -236,7 +237,8 @@ def test_a_json_s_muon_is_trained_with_deepspeed_s_scale_and_schedule(
     assert run.curve("loss") != pytest.approx(expected["muon"], rel=1e-3)
 
 
-@real_ranks
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("optimizer", "technique"), ON)
 def test_a_resumed_run_follows_the_unbroken_one_to_the_last_digit(
     ran: dict[str, Ran], optimizer: str, technique: str
@@ -247,7 +249,8 @@ def test_a_resumed_run_follows_the_unbroken_one_to_the_last_digit(
         assert rest.curve(figure) == whole.curve(figure)[RESUMED:]
 
 
-@real_ranks
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_third_rank_gets_its_part_of_muon_s_and_of_adamw_s_states(
     ran: dict[str, Ran], expected: dict[str, list[float]]
 ) -> None:
@@ -256,7 +259,8 @@ def test_a_third_rank_gets_its_part_of_muon_s_and_of_adamw_s_states(
     assert run.curve("loss") == pytest.approx(expected["muon"][RESUMED:], rel=1e-5)
 
 
-@real_ranks
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("technique", ["single", "zero1"])
 def test_ranks_count_one_state_of_a_matrix_and_two_of_other_weights(
     ran: dict[str, Ran], plan: Plan, technique: str
