@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.agent.clients.client import place_from
-from workbench.agent.machine import free_port
+from workbench.agent.machine import free_port, interface_of
 from workbench.agent.ranks.request import torchrun_variables
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
@@ -25,6 +25,7 @@ from workbench.handover.unattended.rank import Task, address_of, run_task
 from workbench.handover.unattended.rendezvous import FileRendezvous
 from workbench.jobs.job import PodView
 from workbench.pods.pod import interface_variables
+from workbench.pods.route import own_address_to
 from workbench.rundir.spec import RunSpec
 
 # Wait for the records of other ranks, which have passed the last barrier.
@@ -40,11 +41,20 @@ class Place:
     world_size: int
     per_node: int
     started_by: str
-    """Program that started the rank: torchrun, mpirun or python."""
+    """Program that started the rank: torchrun, mpirun, srun or python."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
         if "RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env:
+            if "SLURM_STEP_ID" in env:
+                tasks = int(env["SLURM_STEP_NUM_TASKS"])
+                return cls(
+                    rank=int(env["SLURM_PROCID"]),
+                    local_rank=int(env["SLURM_LOCALID"]),
+                    world_size=tasks,
+                    per_node=tasks // int(env["SLURM_STEP_NUM_NODES"]),
+                    started_by="srun",
+                )
             return cls(rank=0, local_rank=0, world_size=1, per_node=1, started_by="python")
         place = place_from({}, env)
         by_torch = "RANK" in env
@@ -119,12 +129,17 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         node=place.rank // place.per_node,
         nodes=-(-place.world_size // place.per_node),
     )
+    master = os.environ.get("MASTER_ADDR", facts["address"])
+    # Nodes of Slurm may not know their own names, by which gloo would look for its interface.
+    own = interface_of(own_address_to(master)) if place.started_by == "srun" else ""
+    network = interface_variables([own] if own else [])
     # The user's own variables win over those of the program, and the ranks' numbers over all.
     env = {
         **{name: os.environ.get(name, value) for name, value in elastic.items()},
         "OMP_NUM_THREADS": _pods_threads() or str(max(1, int(pods.cores // pods.slots))),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
+        "MASTER_ADDR": master,
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
+        **{name: os.environ.get(name, value) for name, value in network.items()},
         **QUIET,
         **program.env,
         **interface_variables(pods.interfaces),
