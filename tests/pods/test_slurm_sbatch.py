@@ -48,12 +48,15 @@ def run_of(folder: Path, job: Job, place: Place | None = None, **pod: Any) -> Ru
 def started(place: SlurmPlace, script: SbatchScript) -> tuple[str, Run]:
     """Submit a script, and return the job's id and the run once rank 0 has made its directory."""
     job = place.slurm.do("sbatch", "--parsable", str(script.path))
+    return job, _await_run(script)
 
+
+def _await_run(script: SbatchScript) -> Run:
     def log() -> str:
         return "\n".join(each.read_text() for each in script.path.parent.glob("job-*.log"))
 
     until((script.run / "run.json").exists, 300, every_s=0.2, why=log)
-    return job, Run.load(script.run)
+    return Run.load(script.run)
 
 
 def first_step(run: Run) -> int:
@@ -70,8 +73,7 @@ def test_a_script_trains_on_two_nodes_and_a_cancelled_job_keeps_its_checkpoint(
     job = TINY.replace(max_steps=100_000, save_steps=2)
     script = run_of(tmp_path, job, place.backend(time="30")).sbatch()
     number, run = started(place, script)
-    until(lambda: list(run.path.rglob("step-*/rank-*/manifest.json")) or first_step(run) > 0, 300)
-    until(lambda: run.progress.step >= 6, 300, every_s=0.2, why=lambda: run.message)
+    until(lambda: (run.progress.step or 0) >= 6, 300, every_s=0.2, why=lambda: run.message)
     assert run.state is RunState.RUNNING
     place.slurm.do("scancel", number)
     until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
@@ -79,8 +81,10 @@ def test_a_script_trains_on_two_nodes_and_a_cancelled_job_keeps_its_checkpoint(
     saved = newest_good(run.path)
     assert saved is not None
     assert saved.step >= 4
-    # The same script continues from there.
-    _, run = started(place, script)
+    # The same script continues from there, and puts the files of the first job aside.
+    place.slurm.do("sbatch", str(script.path))
+    until((script.run / "attempt-1" / "run.json").exists, 300, every_s=0.2)
+    _await_run(script)
     until(lambda: first_step(run) > 0, 300, every_s=0.2, why=lambda: run.message)
     assert first_step(run) == saved.step + 1
     place.slurm.cancel_all()

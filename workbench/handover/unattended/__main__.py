@@ -131,8 +131,9 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     )
     master = os.environ.get("MASTER_ADDR", facts["address"])
     # Nodes of Slurm may not know their own names, by which gloo would look for its interface.
-    own = interface_of(own_address_to(master)) if place.started_by == "srun" else ""
-    network = interface_variables([own] if own else [])
+    own = own_address_to(master) if place.started_by == "srun" else ""
+    interface = interface_of(own) if own else ""
+    network = interface_variables([interface] if interface else [])
     # The user's own variables win over those of the program, and the ranks' numbers over all.
     env = {
         **{name: os.environ.get(name, value) for name, value in elastic.items()},
@@ -154,6 +155,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     return Task(
         root=root,
         rank=place.rank,
+        address=own or address_of(),
         env=env,
         argv=[sys.executable, "-u", *program.argv],
         success=spec.job.traits.success,

@@ -37,6 +37,8 @@ class Task:
     root: Path
     """Folder that the agents of all ranks share. The ranks' folder is `runs/job` below."""
     rank: int
+    address: str
+    """Address of this pod for other pods."""
     env: Mapping[str, str]
     """Environment variables added to those of this process. May have secrets: never printed."""
     argv: Sequence[str]
@@ -89,7 +91,7 @@ def run_task(task: Task) -> int:
             echo.copy()
     # The coordinator reads one status: a peak instead of the last value.
     facts = {"rss_bytes": state["peak_rss_bytes"], "host": socket.gethostname()}
-    write_json(folder / STATUS, {**state, **facts, "address": address_of()})
+    write_json(folder / STATUS, {**state, **facts, "address": task.address})
     agent.end("the rank has ended")
     while not agent.finished:
         agent.tick()
