@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -74,19 +74,20 @@ def _run(args: argparse.Namespace) -> bool:
     # Warm processes serve jobs that have an entry, and this cluster has one job.
     starts_warm = prepared.spec.job.program_on(PodView(package="", folder=None)).entry is not None
     pods = spec.cluster.replace(warm=spec.cluster.warm and starts_warm)
-    try:
-        cluster = Cluster.from_spec(pods, path=folder)
-        cluster.start()
-    except (ConfigError, DiskFull):
-        # Refused: nothing started, so nothing stays.
-        remove_folder(prepared.paths.root)
-        raise
-    except WorkbenchError as error:
-        info = {"format": FORMAT, "id": prepared.run_id, "cluster": str(cluster.path)}
-        write_json(prepared.paths.info, info)
-        keep_reason(prepared.paths, prepared.spec, error)
-        raise
-    with cluster:
+    with ExitStack() as stack:
+        try:
+            cluster = Cluster.from_spec(pods, path=folder)
+            # An interrupt of the command also ends a request for pods in a queue.
+            stack.enter_context(cluster)
+        except (ConfigError, DiskFull):
+            # Refused: nothing started, so nothing stays.
+            remove_folder(prepared.paths.root)
+            raise
+        except WorkbenchError as error:
+            info = {"format": FORMAT, "id": prepared.run_id, "cluster": str(cluster.path)}
+            write_json(prepared.paths.info, info)
+            keep_reason(prepared.paths, prepared.spec, error)
+            raise
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
         run = cluster.submit_prepared(prepared)
         result = run.wait()

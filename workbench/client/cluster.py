@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 import time
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from workbench.base.display_protocol import LiveDisplayable, follow
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type, suggests
@@ -15,14 +16,16 @@ from workbench.base.files import check_working_directory, is_missing, read_text,
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.client.lifecycle import (
+    await_keeper,
     await_ready,
     await_successor,
     close_cluster,
     is_left,
     occupied,
     spawn,
+    waits_in_queue,
 )
-from workbench.client.run import Run
+from workbench.client.run import Detached, Run
 from workbench.client.submission import Submission
 from workbench.client.takeover import stored_spec, take_over
 from workbench.keeper.spawn import Leash
@@ -62,7 +65,7 @@ class Cluster(LiveDisplayable, Submission):
         idle_timeout_s: float | None = 600.0,
         path: str | Path | None = None,
         lease_s: float = LEASE_S,
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float | Literal["auto"] | None = "auto",
         warm: bool = True,
         shared: bool | str | None = None,
     ):
@@ -77,7 +80,8 @@ class Cluster(LiveDisplayable, Submission):
             path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the
                 current folder.
             lease_s: Seconds that ranks outlive a silent keeper.
-            start_timeout_s: Seconds to wait for the pods.
+            start_timeout_s: Seconds to wait for the pods; None: no limit. Default `auto`: no limit
+                on Slurm and on Kubernetes with `queue`, 120 elsewhere.
             warm: Whether each pod keeps a process with torch imported, so that a `FineTune` starts
                 at once. The process needs 0.5 GiB, most of it shared by local pods.
             shared: Whether pods check if they see this machine's folders; see `ClusterSpec.shared`.
@@ -155,31 +159,73 @@ class Cluster(LiveDisplayable, Submission):
         with follow(self) as draw:
             await_successor(self._paths, self.spec, draw)
 
-    def start(self) -> Self:
+    def start(self, *, wait: bool = True) -> Self:
         """Start the keeper and wait until every pod is reachable. A closed cluster starts again.
+
+        If the pods still wait, also under another process's `start`, wait for these pods. On Slurm
+        and on Kubernetes with `queue`, an interrupt or the end of this process ends only the
+        waiting: the request for pods stays until `close`. Elsewhere, and in a `with` block that
+        starts the cluster, both end the start.
+
+        Args:
+            wait: Whether to wait for the pods. With False, return at once: the keeper waits for
+                the pods, also after the end of this process. `submit` queues runs meanwhile.
 
         Raises:
             ConfigError: The directory has other content or a live cluster, or the place cannot meet
                 the specification.
             BackendError: The platform refused.
             PodError: A pod died during the start, or (`PodTimeout`) did not start in time.
+            Detached: An interrupt came, and the request for pods stays.
         """
+        return self._start(stays=self.spec.has_queue or not wait, wait=wait)
+
+    def _start(self, *, stays: bool, wait: bool = True) -> Self:
+        """Start the cluster, or wait for its pods. `stays`: an interrupt keeps the request."""
         self._closed = False
         if is_left(self._paths, self.spec):
             self._succeed()
             self._held = True
             return self
+        if (self._held and self.phase == "starting") or waits_in_queue(self._paths, self.spec):
+            self._held = True
+            if wait:
+                self._await_pods(None, stays=True)
+            return self
         # While the pods stop, a second interrupt only ends the waiting.
         with Leash() as leash:
             keeper = spawn(self._paths, self.spec.resolved(), leash)
             self._held = True
-            with follow(self) as draw:
-                await_ready(self._paths, self.spec, keeper, draw, lambda: self._closed)
-            leash.drop()
+            if stays:
+                leash.drop()
+            if wait:
+                self._await_pods(keeper, stays=stays)
+            else:
+                await_keeper(self._paths, keeper)
+            if not stays:
+                leash.drop()
         return self
 
+    def _await_pods(self, keeper: subprocess.Popen[bytes] | None, *, stays: bool) -> None:
+        """Wait for the pods. Close the cluster after an error or, unless it stays, an interrupt."""
+        try:
+            with follow(self) as draw:
+                await_ready(self._paths, self.spec, keeper, draw, lambda: self._closed)
+        except KeyboardInterrupt:
+            if not stays:
+                close_cluster(self._paths, self.spec)
+                raise
+            raise Detached(
+                f"Stopped waiting; the request for pods stays ({self.message}). Wait again with"
+                f" start(), submit runs, or end the request with close(). From another notebook:"
+                f" Cluster.attach({str(self.path)!r})"
+            ) from None
+        except BaseException:
+            close_cluster(self._paths, self.spec)
+            raise
+
     def __enter__(self) -> Self:
-        return self if self._held and self.phase == "ready" else self.start()
+        return self if self._held and self.phase == "ready" else self._start(stays=False)
 
     def __exit__(self, *_exc: object) -> None:
         if not self._attached:
@@ -277,7 +323,8 @@ class Cluster(LiveDisplayable, Submission):
         # A new keeper knows the pods of the dead keeper from the beginning.
         elif self._held and status.phase == "starting" and status.pods:
             await_successor(self._paths, self.spec, lambda *_: None)
-        if self.phase != "ready":
+        # The keeper queues runs while the pods wait.
+        if self.phase != "ready" and not (self._held and self.phase == "starting"):
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
         if not self._held:
             raise RunError(f"this cluster is not started: {occupied(self.path)}")

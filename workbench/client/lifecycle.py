@@ -175,13 +175,24 @@ def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
         or obstacle(paths.root)
     ):
         return False
-    stored = registered(paths.root).spec
-    if stored != json.loads(json.dumps(_stored(spec))):
+    if not _is_same(paths, spec):
         raise ConfigError(
             f"{paths.root} holds a cluster that was asked to be "
             f"another, and whose keeper died; {_hint(paths.root)}"
         )
     return True
+
+
+def waits_in_queue(paths: ClusterPaths, spec: ClusterSpec) -> bool:
+    """Whether the directory has the same cluster of this user, whose pods wait in a queue."""
+    status = settled_status(paths.root)
+    is_waiting = status.alive and status.phase == "starting" and not status.pods
+    return spec.has_queue and is_waiting and _is_same(paths, spec)
+
+
+def _is_same(paths: ClusterPaths, spec: ClusterSpec) -> bool:
+    same: bool = registered(paths.root).spec == json.loads(json.dumps(_stored(spec)))
+    return same
 
 
 def _stored(spec: ClusterSpec) -> dict[str, object]:
@@ -191,7 +202,7 @@ def _stored(spec: ClusterSpec) -> dict[str, object]:
 
 def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Draw) -> None:
     """Wait until a new keeper has found the pods of a dead keeper."""
-    deadline = time.monotonic() + spec.start_timeout_s + spec.lease_s
+    deadline = time.monotonic() + spec.step_limit_s + spec.lease_s
     while (status := cluster_status(paths.root)).phase in (
         "starting",
         UNKNOWN,
@@ -205,39 +216,48 @@ def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Draw) -> None:
         )
 
 
+def await_keeper(paths: ClusterPaths, keeper: subprocess.Popen[bytes]) -> None:
+    """Wait until a new keeper takes runs, or raise the error that ended the keeper."""
+    while keeper.poll() is None:
+        if ask_if_there(paths.socket, {"op": "status"}, timeout_s=2.0) is not None:
+            return
+        time.sleep(_LOOK_S)
+    raise start_error(read_json(paths.known_state), paths.keeper_log)
+
+
 def await_ready(
     paths: ClusterPaths,
     spec: ClusterSpec,
-    keeper: subprocess.Popen[bytes],
+    keeper: subprocess.Popen[bytes] | None,
     draw: Draw,
     is_given_up: Callable[[], bool],
 ) -> None:
-    """Wait until the pods are ready; on an error or interrupt, until the keeper has ended."""
-    limit_s = spec.start_timeout_s + 30
+    """Wait until the pods are ready, or raise the error that ended the start.
+
+    `keeper` is the process that this process started; None: another process did.
+    """
+    limit_s = spec.start_limit_s + 30
     deadline = time.monotonic() + limit_s
     message = ""
-    try:
-        while (status := cluster_status(paths.root)).phase in (
-            "starting",
-            UNKNOWN,
-        ) and not is_given_up():
-            draw()
-            # The keeper applies the time limit itself, and waits longer while images are pulled.
-            if status.message != message:
-                deadline = time.monotonic() + limit_s
-                message = status.message
-            if keeper.poll() is not None and cluster_status(paths.root).phase == "starting":
-                raise PodError(f"the keeper ended with {keeper.returncode}; see {paths.keeper_log}")
-            if time.monotonic() > deadline:
-                raise PodError(
-                    f"the cluster is still starting: {status.message}; see {paths.keeper_log}"
-                )
-            time.sleep(_LOOK_S)
-        if is_given_up():  # by another thread
-            raise PodError("the cluster was closed during its start")
-    except BaseException:
-        close_cluster(paths, spec)
-        raise
+    while (status := cluster_status(paths.root)).phase in (
+        "starting",
+        UNKNOWN,
+    ) and not is_given_up():
+        draw()
+        # The keeper applies the time limit itself, and waits longer while images are pulled.
+        if status.message != message:
+            deadline = time.monotonic() + limit_s
+            message = status.message
+        ended = keeper.poll() if keeper is not None else None
+        if ended is not None and cluster_status(paths.root).phase == "starting":
+            raise PodError(f"the keeper ended with {ended}; see {paths.keeper_log}")
+        if time.monotonic() > deadline:
+            raise PodError(
+                f"the cluster is still starting: {status.message}; see {paths.keeper_log}"
+            )
+        time.sleep(_LOOK_S)
+    if is_given_up():  # by another thread
+        raise PodError("the cluster was closed during its start")
     if status.phase != "ready":
         # The keeper writes the state for the user's programs last; it may lag behind.
         raise start_error(read_json(paths.known_state), paths.keeper_log)

@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from workbench.client.tensorboard.board import Board
     from workbench.handover.kubeflow.kinds import ManifestKind
     from workbench.handover.kubeflow.manifest import Manifest
+    from workbench.handover.slurm import SbatchScript
+    from workbench.pods.pod_spec import PodSpec
+    from workbench.pods.slurm.pods import SlurmPods
 
 Stream = Literal["both", "stdout", "stderr"]
 _LOOK_S = 0.2
@@ -388,6 +391,35 @@ class Run(LiveDisplayable):
         from workbench.handover.kubeflow.manifest import manifest_of
 
         return manifest_of(self.path, kind, options)
+
+    def sbatch(
+        self,
+        place: SlurmPods | None = None,
+        *,
+        pod: PodSpec | None = None,
+        count: int | None = None,
+        folder: str | Path | None = None,
+    ) -> SbatchScript:
+        """Write the job as a batch script for Slurm that needs no keeper; `str()` is the text.
+
+        Nothing is submitted. The job writes a new run directory in the folder of the script.
+
+        Args:
+            place: Options of the job, such as `SlurmPods(partition=…, time=…, setup=[…])`.
+                Default: the run's own place, or Slurm's defaults.
+            pod: Resources of a node. Default: the run's pods. `env` and `pip` always come from the
+                run.
+            count: Number of nodes. Default: the run's pods.
+            folder: Folder of the script, shared by the nodes under the same path, new or of an
+                earlier script without a job. Default: beside the run directory.
+
+        Raises:
+            ConfigError: The folder is of this machine alone, the text would have a secret, an
+                option has no effect in a script, or the job cannot run without a keeper.
+        """
+        from workbench.handover.slurm import sbatch_of
+
+        return sbatch_of(self.path, place, pod, count, folder)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
         """Wait for the end of the run with a progress line, and return its result.

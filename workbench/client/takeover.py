@@ -157,7 +157,7 @@ def checkpoint_on_pods(
     home = cluster_of(run)
     ended = has_result(run)
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
-        deadline = time.monotonic() + stored_spec(home).start_timeout_s
+        deadline = time.monotonic() + stored_spec(home).step_limit_s
         while cluster_status(home).phase == "starting" and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         deadline = time.monotonic() + _SETTLE_S

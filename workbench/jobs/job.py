@@ -278,6 +278,8 @@ class HandoverRequest:
 
     Empty: all inputs travel in the handover.
     """
+    shared: bool = False
+    """Whether the other system sees the files of this machine under the same paths."""
     script: str = ""
     """Local script to hand over in place of the run's own.
 

@@ -74,9 +74,8 @@ class Fleet:
 
     @property
     def identity(self) -> Identity:
-        """SSH key of the cluster. Exists once the launch has started."""
-        assert self._identity is not None
-        return self._identity
+        """SSH key of the cluster. The key exists once the launch has started."""
+        return self._identity or Identity(self.paths.identity)
 
     @property
     def package(self) -> str:
@@ -92,7 +91,9 @@ class Fleet:
         self.owned = True
         self._identity = Identity.create(self.paths.identity)
         self._check_wanted()
-        self.pods = self._backend.launch(self.spec.pods, self.spec.count, self._context())
+        self.pods = self._backend.launch(
+            self.spec.pods, self.spec.count, self._context(self.spec.start_limit_s)
+        )
         self._check_wanted()
         self.arrived = ()
         _check_versions(self.pods)
@@ -106,7 +107,7 @@ class Fleet:
             self._everywhere(self._install)
 
     def _install(self, link: AgentLink) -> None:
-        link.install(self.spec.pods, self.spec.start_timeout_s)
+        link.install(self.spec.pods, self.spec.step_limit_s)
 
     def restore(self, lost: Collection[str]) -> Mapping[str, str]:
         """Reconnect to or replace lost pods. Return the reason for pods still lost, by name."""
@@ -146,7 +147,8 @@ class Fleet:
             self._replacing = True
         try:
             self._report(f"{', '.join(sorted(gone))} lost; looking for replacements")
-            pods = self._backend.restore(gone, self.spec.pods, self._context())
+            context = self._context(self.spec.step_limit_s)
+            pods = self._backend.restore(gone, self.spec.pods, context)
             self._set_pods(pods)
             alive = [pod for pod in self.pods if not pod.phase.is_terminal]
             _check_versions(alive)
@@ -185,19 +187,21 @@ class Fleet:
                 "more. Remove the rest with Cluster(…, path=…).close(), and start another cluster"
             )
         self._identity = identity
-        self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())
+        self.pods = self._backend.adopt(
+            self.pods, self.spec.pods, self._context(self.spec.step_limit_s)
+        )
         self.owned = True
         self._connect()
         self._report("looking for the agents")
         self._everywhere(_try_open)
 
-    def _context(self) -> LaunchContext:
+    def _context(self, timeout_s: float) -> LaunchContext:
         return LaunchContext(
             cluster_id=self.paths.root.name,
             directory=self.paths.root,
             public_key=self.identity.public_key,
             lease_s=self.spec.lease_s,
-            timeout_s=self.spec.start_timeout_s,
+            timeout_s=timeout_s,
             report=self._report,
             arrived=self._arrive,
             warm=self.spec.warm,

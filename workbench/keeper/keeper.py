@@ -60,6 +60,7 @@ from workbench.rundir.status import (
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0
 _BROKEN_OFF = "closed: its start was broken off"
+_NEVER_STARTED = "the cluster was closed before it started"
 
 
 class Keeper:
@@ -136,8 +137,8 @@ class Keeper:
                     self._say("ready", "; ".join(filter(None, parts)))
                 self._was_ready = True
             self._keep_pods(self._closing)
-            went_on = "went on" if self._before else "started"
-            self._queue.run_in_order(self._end_idle, f"the cluster was closed before it {went_on}")
+            never = "the cluster was closed before it went on" if self._before else _NEVER_STARTED
+            self._queue.run_in_order(self._end_idle, never)
         except WorkbenchError as error:
             last = self._failed(error, str(error))
         except Exception as error:  # Process boundary: the state file has the reason.
@@ -202,6 +203,7 @@ class Keeper:
         with self._queue.lock:
             # The notebook asked to close, so the launch was given up.
             if self._closing.is_set():
+                self._queue.end_waiting(_NEVER_STARTED)
                 return "closed", "closed"
             self._over = True
         # The notebook raises the nearest class of `workbench.base.errors` again.
@@ -213,6 +215,7 @@ class Keeper:
         # The obstacle may be temporary.
         if self._before is not None:
             return "lost", f"another keeper could not take over: {words}"
+        self._queue.end_waiting(words, error)
         return "failed", words
 
     def close(self, why: str = "closed by a signal") -> None:
@@ -385,11 +388,16 @@ class Keeper:
             )
 
     def _runner_for(self, request: Submit) -> Runner:
-        if self._phase != "ready":
+        """Return the runner of a request, without pods while the cluster waits for its pods."""
+        waits = self._phase == "starting" and self._before is None and not self._over
+        if waits and request.op == "dry":
+            raise RunError(f"the pods have not started: {self._message}; wait with start()")
+        if self._phase != "ready" and not waits:
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another cluster")
         job = job_from_dict(request.job)
         run = KnownRun(id=request.run, path=request.path)
-        links = self._fleet.first_live(wanted_pods(job, request.pods, self._spec.count))
+        pods = wanted_pods(job, request.pods, self._spec.count)
+        links = [] if waits else self._fleet.first_live(pods)
         check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
         context = run_context(
             self._fleet,
@@ -398,6 +406,7 @@ class Keeper:
             job,
             self._redact,
             self._log,
+            pods=pods,
             store_environment=request.environment,
         )
         return Runner(context)

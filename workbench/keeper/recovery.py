@@ -48,15 +48,19 @@ def run_context(
     redact: Redactor,
     log: DecisionLog,
     *,
+    pods: int | None = None,
     inherited: bool = False,
     unstartable: str = "",
     store_environment: Mapping[str, str] | None = None,
 ) -> RunContext:
-    """Create the context of a run and write its hostfile."""
+    """Create the context of a run, and write its hostfile if its pods are known.
+
+    `pods` is the number of pods; None: the number of links.
+    """
     context = RunContext(
         run_id=run.id,
         paths=RunPaths(run.path),
-        spec=RunSpec(cluster=fleet.spec, job=job, pods=len(links)),
+        spec=RunSpec(cluster=fleet.spec, job=job, pods=pods or len(links)),
         identity=fleet.identity,
         refresh=fleet.refresh,
         restore=fleet.restore,
@@ -67,7 +71,7 @@ def run_context(
         unstartable=unstartable,
         store_environment=store_environment or {},
     )
-    return context.on(links)
+    return context.on(links) if links else context
 
 
 def inherited_runs(

@@ -99,11 +99,19 @@ class RunQueue:
                 if not self._waiting and not self._running and self._idle.is_over():
                     end_when_idle()
             self.lock.wait_for(lambda: not self._running)
+        self.end_waiting(never_came)
+
+    def end_waiting(self, why: str, error: Exception | None = None) -> None:
+        """End the waiting runs: as failed after an error, otherwise as cancelled."""
+        with self.lock:
             # No run is added after closing. A request may still withdraw a run.
             while self._waiting:
                 runner = self._waiting.popleft()
                 with isolate_run_errors(runner.context.run_id, "ending the run that never started"):
-                    runner.abandon(never_came)
+                    if error is not None:
+                        runner.fail(error)
+                    else:
+                        runner.abandon(why)
 
     def _begin_next(self) -> bool:
         if not self._waiting:
@@ -114,7 +122,7 @@ class RunQueue:
         if runner.context.inherited:
             if any(link in busy for link in runner.context.links):
                 return False
-        elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
+        elif (links := self._fleet.free(runner.wanted, busy)) is None:
             return False
         elif links != list(runner.context.links):
             with isolate_run_errors(

@@ -79,6 +79,17 @@ def runs_here(kind: object) -> bool:
         return False
 
 
+def has_queue(data: Mapping[str, object]) -> bool:
+    """Return whether the pods of a place, in its JSON form, may wait in a queue for hours.
+
+    False for a kind without an installed package.
+    """
+    try:
+        return backend_from_dict(data).has_queue
+    except ConfigError:
+        return False
+
+
 def remove_left(data: Mapping[str, object], directory: Path) -> None:
     """Remove the pods that a keeper left: after a kill, or a platform that was down. Idempotent."""
     backend_from_dict(data).remove_left(directory)

@@ -102,6 +102,14 @@ class Place(PlaceOptions):
     """Whether the platform watches pods by itself, so that the message of a pod explains why its
     agent fell silent, and `refresh` costs no call. Default: no."""
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether the platform's queue may keep the pods waiting for hours. Default: no.
+
+        A start then has no time limit unless the user gives one. An interrupt keeps the request.
+        """
+        return False
+
     @classmethod
     def rank_variables(cls, spec: PodSpec) -> dict[str, str]:
         """Return the variables of a `PodSpec` for ranks, with its interfaces.

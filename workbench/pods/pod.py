@@ -121,6 +121,7 @@ class LaunchContext:
     """OpenSSH public key line that every pod must accept."""
     lease_s: float = LEASE_S
     timeout_s: float = 120.0
+    """Seconds to wait for the pods; a year where the user waits without a limit."""
     report: Report = no_report
     arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None
     """Receives the running pods before the next line of progress. A pod without an address is still

@@ -158,15 +158,16 @@ class Journal:
         """Whether no file has the run's result yet, or the state file lacks the last state."""
         return self._late_result is not None or self._late_state
 
-    def keep(self) -> None:
+    def keep(self, *, beat: bool = False) -> None:
         """Rewrite the state file if the file was removed or changed, or after a full disk.
 
-        A result that no file could take is written now, if possible.
+        A result that no file could take is written now, if possible. With `beat`, the time of the
+        state file is renewed, as a sign of life of a run without a keeper.
         """
         self._write_late()
         self._write_late_result()
         with suppress(OSError):
-            self._state_file.mend()
+            self._state_file.mend(beat=beat)
             self._late_state = False
 
     def _write_late_result(self) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
@@ -23,12 +23,14 @@ from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, n
 from workbench.base.redact import NAMES, Redactor
 from workbench.jobs.job import Job
 from workbench.jobs.registry import job_class, job_from_dict
-from workbench.pods.backends import runs_here
+from workbench.pods.backends import has_queue, runs_here
 from workbench.pods.pod_spec import PodSpec
 
 Seconds = Annotated[Positive, Unit("s")]
 _WithEnv = TypeVar("_WithEnv", Job, PodSpec)
 _J = TypeVar("_J", bound=Job)
+_START_S = 120.0
+_YEAR_S = 365 * 86400.0  # a number, as waits of Python refuse infinity
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _ONLY_REFERENCES = re.compile(r"(?:Bearer |Basic )?(?:\$\{\w+\})+")
 
@@ -49,8 +51,14 @@ class ClusterSpec(Record):
     """
     lease_s: Seconds = LEASE_S
     """Seconds that ranks continue without a sign of life from the keeper."""
-    start_timeout_s: Seconds = 120.0
-    """Seconds to wait for pods to start."""
+    start_timeout_s: Annotated[
+        Positive | Literal["auto"] | None, Unit("s"), Allowed("a number above 0, 'auto' or None")
+    ] = "auto"
+    """Seconds to wait for pods to start. None: no limit.
+
+    `auto`: no limit where a queue may keep the pods waiting for hours (Slurm, and Kubernetes with
+    `queue`), otherwise 120.
+    """
     warm: bool = True
     """Whether every pod keeps a process with torch and DeepSpeed imported.
 
@@ -74,6 +82,23 @@ class ClusterSpec(Record):
             ranks=world_size,
             apart=apart,
         )
+
+    @property
+    def has_queue(self) -> bool:
+        return has_queue(self.backend)
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds to wait for the pods of a start. A year stands for no limit."""
+        unlimited = self.start_timeout_s is None or (
+            self.start_timeout_s == "auto" and self.has_queue
+        )
+        return _YEAR_S if unlimited else self.step_limit_s
+
+    @property
+    def step_limit_s(self) -> float:
+        """Seconds for a part of a start outside a queue, and for a replacement of a lost pod."""
+        return self.start_timeout_s if isinstance(self.start_timeout_s, float | int) else _START_S
 
     @property
     def is_local(self) -> bool:

@@ -62,6 +62,7 @@ UNKNOWN = "unknown"
 _POD = TypeAdapter(Pod)
 _SILENCE_S = 20.0
 _SETTLE_S = 10.0
+_UNATTENDED_S = 120.0  # clocks of machines differ, and file servers keep times for a minute
 _LOOK_S = 0.05
 
 
@@ -256,13 +257,24 @@ def _state_of(paths: RunPaths, keepers: dict[Path, bool] | None) -> RunState:
         keepers = {} if keepers is None else keepers
         if cluster not in keepers:
             keepers[cluster] = is_keeper_alive(cluster)
-        if keepers[cluster]:
+        if keepers[cluster] or _has_sign_of_life(paths):
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
         # The keeper may have written the result in the meantime.
         result = _result_of(paths) or _decided(paths, cluster)
         if not result:
             return RunState.LOST
     return _state_in(_result_file(paths), result)
+
+
+def _is_unattended(paths: RunPaths) -> bool:
+    return "unattended" in read_known(paths.info)
+
+
+def _has_sign_of_life(paths: RunPaths) -> bool:
+    """Whether rank 0 of a run without a keeper has renewed the state lately."""
+    with suppress(FileNotFoundError):
+        return _is_unattended(paths) and time.time() - paths.state.stat().st_mtime < _UNATTENDED_S
+    return False
 
 
 def _decided(paths: RunPaths, cluster: Path) -> Json:
@@ -338,6 +350,11 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         torn = _torn_words(paths)
         if torn:
             return printable(torn)
+        if _is_unattended(paths):
+            return (
+                f"its ranks ended without a result; the log of the job has the reason, and a new"
+                f" start continues from the last checkpoint in {printable(str(paths.root))}"
+            )
         if not (was_taken(paths) or is_listed(paths, cluster_of(paths))):
             return (
                 "it was never handed over: its notebook or the keeper "

@@ -121,8 +121,9 @@ class Pods:
 
     def started(self, cluster: Cluster) -> Cluster:
         """Start a cluster, to be closed at the end of the verification."""
-        cluster.start()
+        # Before the start: an interrupt of a start in a queue keeps the request.
         self._clusters.append(cluster)
+        cluster.start()
         return cluster
 
     @cached_property

@@ -26,14 +26,15 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     asked: dict[str, object] = job.to_dict()
     inputs: dict[str, bytes] = {}
     # A model folder of this machine is the folder `model` on the cluster.
-    if Path(job.model).is_absolute():
+    if Path(job.model).is_absolute() and not request.shared:
         asked["model"] = f"{request.folder}model"
     # Send the prepared rows, unless they are part of the package.
     if shipped.get("train") and not is_bundled(job.dataset):
         names = _row_files(shipped)
-        if not request.folder:
+        folder = f"{paths.inputs}/" if request.shared else request.folder
+        if not folder:
             inputs.update({name: carried(paths.inputs / name, paths.root) for name in names})
-        files = {name.partition(".")[0]: f"{request.folder}{name}" for name in names}
+        files = {name.partition(".")[0]: f"{folder}{name}" for name in names}
         asked["dataset"] = {"kind": "files", **files}
     # Send custom metrics as files, with their text at the time of submission.
     sent = as_objects(get_object(shipped, "metric_inputs").get("metrics"))
@@ -88,7 +89,7 @@ def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
             "a job that continues with adapters cannot be handed over: merge the adapters first "
             "(run.merge)"
         )
-    if Path(job.model).is_absolute() and not request.folder:
+    if Path(job.model).is_absolute() and not (request.folder or request.shared):
         raise ConfigError(
             f"the model is {job.model}, a folder of this machine: copy the folder to the claim as "
             "'model', and name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"

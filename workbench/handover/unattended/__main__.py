@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.agent.machine import free_port
+from workbench.agent.machine import free_port, interface_of
 from workbench.agent.ranks.request import torchrun_variables
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
@@ -24,6 +24,7 @@ from workbench.handover.unattended.rank import Task, address_of, run_task
 from workbench.handover.unattended.rendezvous import FileRendezvous
 from workbench.jobs.job import PodView
 from workbench.pods.pod import interface_variables
+from workbench.pods.route import own_address_to
 from workbench.rundir.spec import RunSpec
 
 # Wait for the records of other ranks, which have passed the last barrier.
@@ -39,10 +40,19 @@ class Place:
     world_size: int
     per_node: int
     started_by: str
-    """Program that started the rank: torchrun or python."""
+    """Program that started the rank: torchrun, srun or python."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
+        if "RANK" not in env and "SLURM_STEP_ID" in env:
+            tasks = int(env["SLURM_STEP_NUM_TASKS"])
+            return cls(
+                rank=int(env["SLURM_PROCID"]),
+                local_rank=int(env["SLURM_LOCALID"]),
+                world_size=tasks,
+                per_node=tasks // int(env["SLURM_STEP_NUM_NODES"]),
+                started_by="srun",
+            )
         return cls(
             rank=int(env.get("RANK") or 0),
             local_rank=int(env.get("LOCAL_RANK") or 0),
@@ -109,12 +119,18 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         node=place.rank // place.per_node,
         nodes=-(-place.world_size // place.per_node),
     )
+    master = os.environ.get("MASTER_ADDR", facts["address"])
+    # Nodes of Slurm may not know their own names, by which gloo would look for its interface.
+    own = own_address_to(master) if place.started_by == "srun" else ""
+    interface = interface_of(own) if own else ""
+    network = interface_variables([interface] if interface else [])
     # The user's own variables win over those of the program, and the ranks' numbers over all.
     env = {
         **{name: os.environ.get(name, value) for name, value in elastic.items()},
         "OMP_NUM_THREADS": _pods_threads() or str(max(1, int(pods.cores // pods.slots))),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
+        "MASTER_ADDR": master,
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
+        **{name: os.environ.get(name, value) for name, value in network.items()},
         **QUIET,
         **program.env,
         **interface_variables(pods.interfaces),
@@ -129,6 +145,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     return Task(
         root=root,
         rank=place.rank,
+        address=own or address_of(),
         env=env,
         argv=[sys.executable, "-u", *program.argv],
         success=spec.job.traits.success,

@@ -34,6 +34,7 @@ from workbench.rundir.totals import RunTotals
 
 _BLOCK_BYTES = 4 << 20
 _LOOK_S = 0.3
+_BEAT_S = 5.0
 
 
 class RankFollower:
@@ -103,8 +104,12 @@ class RankFollower:
         return RunState.FAILED, message, RunFault(kind="pod", message=message)
 
     def _loop(self) -> None:
+        beat_s = time.monotonic()
         while not self._end.wait(_LOOK_S):
             self._collect()
+            if time.monotonic() > beat_s:
+                self._journal.keep(beat=True)
+                beat_s = time.monotonic() + _BEAT_S
 
     def _collect(self) -> None:
         offsets = self._collector.offsets

@@ -26,6 +26,9 @@ JOB = "job"
 # Kubernetes and torchrun wait 30 s between SIGTERM and SIGKILL. The record must be written before.
 _GRACE_S = 8.0
 _LOOK_S = 0.1
+_OTHERS_S = 1.0  # between looks at the other ranks
+_FAILED = "failed"
+"""File in the run's folder that a failed rank leaves for the others, which would wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,8 @@ class Task:
     root: Path
     """Folder that the agents of all ranks share. The ranks' folder is `runs/job` below."""
     rank: int
+    address: str
+    """Address of this pod for other pods."""
     env: Mapping[str, str]
     """Environment variables added to those of this process. May have secrets: never printed."""
     argv: Sequence[str]
@@ -65,9 +70,16 @@ def run_task(task: Task) -> int:
         _Echo(Path(folders.rank_log(0, task.rank, stream)), number)
         for number, stream in ((1, "stdout"), (2, "stderr"))
     ]
+    failed = folder.with_name(_FAILED)
+    due_s = time.monotonic()
     state: Any = {}
     while state.get("phase") != "exited":
         time.sleep(_LOOK_S)
+        if time.monotonic() > due_s:
+            due_s = time.monotonic() + _OTHERS_S
+            if failed.exists():
+                stopped.append(signal.SIGTERM)
+                due_s = math.inf
         if stopped:
             agent.operations["stop"]({**run, "grace_s": _GRACE_S})
             stopped.clear()
@@ -78,7 +90,7 @@ def run_task(task: Task) -> int:
             echo.copy()
     # The coordinator reads one status: a peak instead of the last value.
     facts = {"rss_bytes": state["peak_rss_bytes"], "host": socket.gethostname()}
-    write_json(folder / STATUS, {**state, **facts, "address": address_of()})
+    write_json(folder / STATUS, {**state, **facts, "address": task.address})
     agent.end("the rank has ended")
     while not agent.finished:
         agent.tick()
@@ -86,6 +98,7 @@ def run_task(task: Task) -> int:
     code = int(state["exit_code"])
     if state["done"]:
         return 0
+    failed.touch()
     return code if code >= 0 else 128 - code
 
 

@@ -17,6 +17,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files.records import try_read
 from workbench.base.json_values import as_float, get_object
+from workbench.jobs.launcher import Launcher
 from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import (
     CheckpointCollector,
@@ -24,6 +25,7 @@ from workbench.keeper.checkpoints import (
     bring_checkpoints_back,
 )
 from workbench.keeper.decisions import RunDecisions
+from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
@@ -105,6 +107,11 @@ class Runner:
         state, message = self._journal.current_state
         return {"state": state, "message": message, "result": self._journal.result}
 
+    @property
+    def wanted(self) -> int:
+        """Number of pods that the run needs."""
+        return len(self.context.links) or self.context.spec.pods or 1
+
     def enqueue(self) -> None:
         """Record the run as queued and reserve disk space for its result.
 
@@ -118,7 +125,8 @@ class Runner:
             logger.warning("no room is kept for the result of %s: %s", self.context.run_id, error)
         # Otherwise the journal already has the state.
         if not self.context.inherited:
-            self._journal.state(RunState.QUEUED, "waiting for free pods")
+            pods = "free pods" if self.context.links else "the pods of the cluster to start"
+            self._journal.state(RunState.QUEUED, f"waiting for {pods}")
 
     def keep_state(self) -> None:
         """Rewrite a changed or deleted state file, until the run ends.
@@ -160,12 +168,14 @@ class Runner:
         return self.context.stacks()
 
     def move(self, links: Sequence[AgentLink]) -> None:
-        """Move the queued run to other pods. Do nothing if its hostfile was edited.
+        """Move the queued run to other pods, or to its first. Do nothing for an edited hostfile.
 
         `run` then fails with the hostfile error.
         """
+        check_launcher_fits(Launcher(self.context.spec.job.launcher), [link.pod for link in links])
         try:
-            check_hostfile(self.context)
+            if self.context.links:
+                check_hostfile(self.context)
         except RunError as error:
             logger.info("run %s is not moved: %s", self.context.run_id, error)
             return
@@ -594,6 +604,12 @@ class Runner:
             return ""
         return (try_read(self.context.paths.command) or b"").decode(errors="replace").strip()
 
+    @property
+    def _package(self) -> Mapping[str, str]:
+        """Return the package of the run's pods; nothing for a run that never had pods."""
+        links = self.context.links
+        return {"package": PurePosixPath(links[0].package).name} if links else {}
+
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(
             state,
@@ -605,7 +621,7 @@ class Runner:
                 "peak_memory_gib": self._peaks.gib,
                 "memory_kind": self._peaks.kind,
                 "host_memory_gib": self._peaks.resident_gib,
-                "package": PurePosixPath(self.context.links[0].package).name,
+                **self._package,
                 "left_processes": self._attempt.live_processes,
                 **output_facts(self.context.paths),
             },

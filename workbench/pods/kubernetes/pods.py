@@ -36,6 +36,7 @@ RECORD = "kubernetes.json"
 # The agent ends its ranks at the end of the lease. The pod stays a little longer, for a keeper
 # to see.
 _MARGIN_S = 60.0
+_GROUP_S = 3600.0  # between the first and the last pod of a group at most
 _KUEUE_S = 15.0
 _LOOK_S = 0.5
 
@@ -65,6 +66,11 @@ class KubernetesPods(KubernetesOptions, Place):
             raise ConfigError(
                 "KubernetesPods needs the kubernetes package; run: pip install 'kubernetes>=37'"
             )
+
+    @property
+    def has_queue(self) -> bool:
+        """Kueue keeps the pods of a queue waiting for their quota."""
+        return bool(self.queue)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Make the pods and wait until each can be reached; see `Place.launch`."""
@@ -226,7 +232,8 @@ class KubernetesPods(KubernetesOptions, Place):
             spec=spec,
             count=count,
             lease_s=context.lease_s + _MARGIN_S,
-            wait_s=self.pull_timeout_s + context.timeout_s + _MARGIN_S,
+            # Kueue admits all pods of a group at once, so a pod waits for no queue.
+            wait_s=self.pull_timeout_s + min(context.timeout_s, _GROUP_S) + _MARGIN_S,
             guarded=not refused,
         )
         record = {"base": base, "namespace": api.namespace, "server": api.host}

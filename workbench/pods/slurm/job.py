@@ -166,6 +166,12 @@ def sbatch_options(
         f"--output={_literal(folder)}/job-%j.log",
         f"--error={_literal(folder)}/job-%j.log",
     ]
+    return [*options, *resource_options(spec, gpu_type)]
+
+
+def resource_options(spec: PodSpec, gpu_type: str) -> list[str]:
+    """Return the options of `sbatch` for the memory and the GPUs of a node."""
+    options = []
     if spec.memory_gib is not None:
         options.append(f"--mem={math.ceil(spec.memory_gib * 1024)}M")
     if spec.gpus:

@@ -125,6 +125,11 @@ class SlurmPods(Place):
     _stopped: bool = False
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
+    @property
+    def has_queue(self) -> bool:
+        """A job waits in Slurm's queue."""
+        return True
+
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Submit one job and wait until every node's pod has reported; see `Place.launch`."""
         if self._ids:

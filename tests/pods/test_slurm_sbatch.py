@@ -1,0 +1,199 @@
+"""`run.sbatch()`: a batch script trains on the nodes of a real Slurm, without a keeper."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.slurmplace import SlurmPlace
+from tests.support.poll import until
+from workbench import FineTune, LocalPods, PodSpec, Run, Script, SlurmPods
+from workbench.base.errors import ConfigError
+from workbench.base.files import write_json
+from workbench.handover.slurm import SbatchScript
+from workbench.jobs.job import Job
+from workbench.pods.place import Place
+from workbench.rundir.checkpoints import newest_good
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
+
+TINY = FineTune(
+    dataset={"kind": "wikisql-mini", "train_rows": 64, "eval_rows": 4},
+    max_steps=4,
+    save_steps=2,
+    per_device_train_batch_size=2,
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[SlurmPlace]:
+    with SlurmPlace(tmp_path / "place") as made:
+        yield made
+
+
+def run_of(folder: Path, job: Job, place: Place | None = None, **pod: Any) -> Run:
+    backend = (place or SlurmPods()).to_dict()
+    cluster = ClusterSpec(backend=backend, pods=PodSpec(**pod), count=2)
+    prepared = prepare_run(RunSpec(cluster=cluster, job=job), root=folder / "runs" / "first")
+    write_json(prepared.paths.info, {"id": "20261130-140000-first-0a1b", "cluster": str(folder)})
+    return Run.load(prepared.paths.root)
+
+
+def started(place: SlurmPlace, script: SbatchScript) -> tuple[str, Run]:
+    """Submit a script, and return the job's id and the run once rank 0 has made its directory."""
+    job = place.slurm.do("sbatch", "--parsable", str(script.path))
+    return job, _await_run(script)
+
+
+def _await_run(script: SbatchScript) -> Run:
+    def log() -> str:
+        return "\n".join(each.read_text() for each in script.path.parent.glob("job-*.log"))
+
+    until((script.run / "run.json").exists, 300, every_s=0.2, why=log)
+    return Run.load(script.run)
+
+
+def first_step(run: Run) -> int:
+    """Return the first step that a run has printed; 0 before."""
+    steps = [event.data["step"] for event in run.events() if event.kind == "step"]
+    return int(steps[0]) if steps else 0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_script_trains_on_two_nodes_and_a_cancelled_job_keeps_its_checkpoint(
+    place: SlurmPlace, tmp_path: Path
+) -> None:
+    job = TINY.replace(max_steps=100_000, save_steps=2)
+    script = run_of(tmp_path, job, place.backend(time="30")).sbatch()
+    number, run = started(place, script)
+    until(lambda: (run.progress.step or 0) >= 6, 300, every_s=0.2, why=lambda: run.message)
+    assert run.state is RunState.RUNNING
+    place.slurm.do("scancel", number)
+    until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
+    assert run.state is RunState.CANCELLED, run.message
+    saved = newest_good(run.path)
+    assert saved is not None
+    assert saved.step >= 4
+    # The same script continues from there, and puts the files of the first job aside.
+    place.slurm.do("sbatch", str(script.path))
+    until((script.run / "attempt-1" / "run.json").exists, 300, every_s=0.2)
+    _await_run(script)
+    until(lambda: first_step(run) > 0, 300, every_s=0.2, why=lambda: run.message)
+    assert first_step(run) == saved.step + 1
+    place.slurm.cancel_all()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_script_leaves_result_logs_and_model(place: SlurmPlace, tmp_path: Path) -> None:
+    script = run_of(tmp_path, TINY, place.backend(setup=["export WORD=here"])).sbatch()
+    _, run = started(place, script)
+    result = run.wait(300, progress=False).raise_for_status()
+    assert (result.world_size, result.steps, result.launcher) == (2, 4, "srun")
+    assert len({host.address for host in result.hosts}) == 2
+    assert (run.path / "model").is_dir()
+    assert all(run.logs(rank) for rank in (0, 1))
+    until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_rank_that_fails_ends_the_others(place: SlurmPlace, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    code = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no such thing')\n"
+    (own / "train.py").write_text(f"{code}time.sleep(6000)\n")
+    script = run_of(tmp_path, Script(path=str(own / "train.py")), place.backend()).sbatch()
+    _, run = started(place, script)
+    result = run.wait(300, progress=False)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.rank, result.error.kind) == (1, "ValueError")
+    until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
+
+
+def test_the_text_is_short_and_has_the_options_of_the_place(tmp_path: Path) -> None:
+    run = run_of(tmp_path, TINY)
+    slurm = SlurmPods(
+        partition="gpu",
+        time="8:00:00",
+        account="ml",
+        gpu_type="a100",
+        options=["--qos=high"],
+        setup=["module load cuda"],
+        requeue=True,
+    )
+    script = run.sbatch(slurm, pod=PodSpec(cpus=16, gpus=4, memory_gib=100), count=3)
+    lines = str(script).splitlines()
+    asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    assert {
+        "--nodes=3",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=4",
+        "--mem=102400M",
+        "--gpus-per-node=a100:4",
+        "--partition=gpu",
+        "--time=8:00:00",
+        "--account=ml",
+        "--qos=high",
+        "--requeue",
+        "--export=NONE",
+    } <= set(asked)
+    assert "eval 'module load cuda' || exit 1" in lines
+    assert len(lines) < 35
+    assert script.path.read_text() == script.text
+    # Another script replaces the first, as no job has used it.
+    assert "--time=1:00" in str(run.sbatch(SlurmPods(time="1:00")))
+    script.run.mkdir()
+    with pytest.raises(ConfigError, match="has the run or the log of a job"):
+        run.sbatch()
+
+
+@pytest.mark.parametrize(
+    ("given", "pod", "words"),
+    [
+        ({"place": SlurmPods(port=2223)}, {}, "SlurmPods.port is for pods with a keeper"),
+        ({"place": SlurmPods(setup=["export HF_TOKEN=hf_abc"])}, {}, "setup sets HF_TOKEN"),
+        ({"place": SlurmPods(options=["--comment-x=Bearer abc123def"])}, {}, "has a secret"),
+        ({"pod": PodSpec(image="nvcr.io/x")}, {}, "without image"),
+        ({}, {"env": {"HF_TOKEN": "hf_abc"}}, "the run takes HF_TOKEN from the environment"),
+        ({"folder": "/tmp/of-this-machine-alone"}, {}, "each node has for itself"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_nothing_is_written(
+    tmp_path: Path, given: dict[str, Any], pod: dict[str, Any], words: str
+) -> None:
+    run = run_of(tmp_path, TINY, **pod)
+    with pytest.raises(ConfigError, match=words):
+        run.sbatch(**given)
+    assert not run.path.with_name("first-sbatch").exists()
+    assert not Path("/tmp/of-this-machine-alone").exists()
+
+
+def test_the_folder_of_a_run_on_this_machine_is_not_shared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="each node has for itself"):
+        run_of(Path("/tmp") / tmp_path.relative_to("/tmp"), TINY, LocalPods()).sbatch()
+
+
+def test_a_variable_that_a_setup_line_sets_is_no_secret_in_the_text(tmp_path: Path) -> None:
+    run = run_of(tmp_path, TINY, env={"HF_TOKEN": "hf_abc"})
+    script = run.sbatch(SlurmPods(setup=["export HF_TOKEN=$(cat ~/.token)"]))
+    written = [each for each in script.path.parent.iterdir() if each.is_file()]
+    assert all(b"hf_abc" not in each.read_bytes() for each in written)
+
+
+def test_a_run_without_a_keeper_is_lost_once_it_gives_no_sign_of_life(tmp_path: Path) -> None:
+    run = run_of(tmp_path, TINY)
+    write_json(run.paths.info, {"id": "a", "cluster": str(run.path), "unattended": "srun"})
+    write_json(run.paths.state, {"state": "running", "message": "running"})
+    assert run.state is RunState.RUNNING
+    os.utime(run.paths.state, (time.time() - 3600,) * 2)
+    assert run.state is RunState.LOST
+    assert "its ranks ended without a result" in run.message
