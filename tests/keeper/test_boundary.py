@@ -46,7 +46,7 @@ PLACES = {
     "keeper.py:_bring_held",
     "run_queue.py:_begin_next",
     "run_queue.py:_run",
-    "run_queue.py:run_in_order",
+    "run_queue.py:end_waiting",
     "run_queue.py:withdraw",
     "runner.py:run",
     "runner.py:_end",
@@ -107,6 +107,7 @@ class StubRun:
         self.context: Any = SimpleNamespace(
             run_id=name, links=["one"], inherited=False, may_have_ranks=False
         )
+        self.wanted = 1
         self.asked: list[str] = []
         self.over = False
         self._fails_at = fails_at

@@ -80,7 +80,7 @@ class Link:
         local.write_bytes(Path(remote).read_bytes())
 
     def put_file(self, source: Path, target: str) -> None:
-        self.files.append((source, target))
+        self.files.append((source.resolve(), target))  # the folder is open for the call alone
 
     def save(self, step: int, rank: int) -> Path:
         """Write a part of a checkpoint on the pod."""
