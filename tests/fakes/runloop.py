@@ -795,6 +795,10 @@ class SimLink(AgentLink):
         self.retry_until_lease(lambda _: self._reach())
         return f"/store/{len(data)}{suffix}"
 
+    def put_once(self, local: Path, digest: str) -> str:
+        self.retry_until_lease(lambda _: self._reach())
+        return f"/store/{digest}"
+
     def put_file(self, source: Path, target: str) -> None:
         self._reach()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -737,14 +738,14 @@ class Uploading:
     address = "s3://bucket/u/run"
     busy = ()
 
-    def __init__(self, _context: object, _report: object) -> None:
+    def __init__(self, _context: object, _journal: object) -> None:
         self.is_behind = True
 
     def offer(self) -> None:
         pass
 
-    def finish(self, is_cancelled: Callable[[], bool]) -> list[str]:
-        return [f"uploads ended, cancelled: {is_cancelled()}"]
+    def finish(self, cancel: threading.Event) -> list[str]:
+        return [f"uploads ended, cancelled: {cancel.is_set()}"]
 
     def upload(self) -> list[str]:
         self.is_behind = False
