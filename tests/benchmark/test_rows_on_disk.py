@@ -19,6 +19,7 @@ from workbench.benchmark.finished_rows import data_of
 from workbench.benchmark.forecast import MemoryForecast
 from workbench.benchmark.read import key_of
 from workbench.benchmark.row import Outcome
+from workbench.client.cluster import Cluster
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 MakeScript = Callable[[str], Script]
@@ -44,13 +45,16 @@ def make_script(tmp_path: Path) -> MakeScript:
 
 def pods_of(count: int, **other: Any) -> Any:
     """Return the facts of a ready cluster that a benchmark reads before a run is submitted."""
-    cluster = {
+    facts = {
         "spec": ClusterSpec(count=count),
         "phase": "ready",
         "message": "",
         "pods": [SimpleNamespace(versions={"torch": "2.13.0"})] * count,
+        **other,
     }
-    return SimpleNamespace(**{**cluster, **other})
+    cluster = object.__new__(type("Ready", (Cluster,), dict.fromkeys(facts)))
+    vars(cluster).update(facts)
+    return cluster
 
 
 def finish(grid: Benchmark, cluster: Any, **facts: Any) -> None:
