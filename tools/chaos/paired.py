@@ -103,8 +103,7 @@ def paired(site: Site, hook: HookFolder, pair: Pair) -> Outcome:
 
 def _lines_for(pair: Pair) -> int:
     """Return how many lines the ranks print, so that the run comes to both places."""
-    lasting = pair.needs or "lease" in (pair.first.place, pair.second.place)
-    return 100 if lasting else 40
+    return 100 if pair.needs else 40
 
 
 def _through(

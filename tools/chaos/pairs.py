@@ -114,7 +114,7 @@ def _placed(names: tuple[str, str], chance: random.Random) -> Pair:
 
 def _fitting(fault: str) -> list[str]:
     """Return the places of a fault: a rank or launcher is there only while ranks run."""
-    ranks = ("follow", "agent-poll", "logs", "lease", "rejoin")
+    ranks = ("follow", "agent-poll", "logs", "rejoin")
     if fault in ("kill-rank", "kill-launcher"):
         return list(ranks)
     inside = not FAULTS[fault].signal
@@ -125,7 +125,7 @@ def _near(place: str) -> set[str]:
     """Return the places that a run comes to within seconds of a place."""
     order = list(PLACES)
     at = order.index(place)
-    near = set(order[at : at + 9]) | {"lease", "logs", "follow", "answer"}
+    near = set(order[at : at + 8]) | {"logs", "follow", "answer"}
     if at >= order.index("follow"):
         # A short run ends within seconds, so its end is near its ranks.
         return near | {"bring", "result", "clear"}

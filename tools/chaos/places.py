@@ -31,7 +31,6 @@ PLACES: Mapping[str, Place] = {
     "follow": Place("workbench.keeper.run.attempt:Attempt._record_next", calls=4),
     "agent-poll": Place("workbench.agent.supervisor:Agent._poll", calls=3, process="agent"),
     "logs": Place("workbench.rundir.output.collect:Collector.take", calls=4),
-    "lease": Place("workbench.keeper.fleet:_keep_alive"),
     "takeover": Place("workbench.keeper.recovery:inherited_runs", needs="takeover"),
     "rejoin": Place("workbench.keeper.run.restart:inherited_ranks", needs="takeover"),
     "replace": Place("workbench.keeper.run.restart:replace_lost_pods", needs="restart"),
