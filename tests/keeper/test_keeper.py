@@ -101,6 +101,7 @@ class StubRun:
             may_have_ranks=False,
             paths=RunPaths(root / name),
         )
+        self.wanted = len(links)
         self.over = False
         self.holds = False
         self.failed = False
@@ -601,10 +602,12 @@ def submit(served: Served, op: Any = "submit", **facts: Any) -> Submit:
     return Submit(op=op, run="r1", path=path, job=job, **facts)
 
 
-def test_a_cluster_that_is_not_ready_takes_no_run(make: Callable[..., Served]) -> None:
-    served = make()
+def test_a_cluster_that_has_ended_takes_no_run(make: Callable[..., Served]) -> None:
+    served = make().start()
+    served.keeper.close("closed by a test")
+    served.ended()
     with pytest.raises(
-        RunError, match=sentence("the cluster is {}: {}; start another cluster", "starting")
+        RunError, match=sentence("the cluster is {}: {}; start another cluster", "closed")
     ):
         served.keeper._do(submit(served))
 

@@ -120,6 +120,7 @@ class StubRun:
             inherited=facts.get("inherited", False),
             may_have_ranks=facts.get("may_have_ranks", False),
         )
+        self.wanted = len(links) or 1
         self.over = False
         self.runs = threading.Event()
         self.may_end = threading.Event()
