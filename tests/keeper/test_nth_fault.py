@@ -105,6 +105,7 @@ class FaultyRun:
     def __init__(self, name: str, faults: Faults) -> None:
         facts = {"inherited": False, "may_have_ranks": False}
         self.context: Any = SimpleNamespace(run_id=name, links=["one"], **facts)
+        self.wanted = 1
         self.over = False
         self.end = ""
         self._faults = faults
