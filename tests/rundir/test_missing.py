@@ -121,6 +121,7 @@ def test_a_restart_that_only_the_decisions_have_comes_before_the_events_of_its_a
         ("told", 2, None),
     ]
     written = paths.events.read_text()
-    assert written.splitlines() == [each.to_json() for each in events]
+    read = [each.to_json() for each in read_events(paths.events)]
+    assert read == [each.to_json() for each in events]
     Journal(paths).recover(restarts=[restarted("a"), restarted("b")])
     assert paths.events.read_text() == written

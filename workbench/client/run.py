@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -363,6 +363,7 @@ class Run(LiveDisplayable):
 
     def _check_log(self, rank: int, stream: str) -> None:
         """Refuse a stream or a rank unknown to the run."""
+        check_type("logs(rank=…)", rank, Integral, "the number of a rank")
         if stream not in get_args(Stream):
             raise one_of("stream", stream, get_args(Stream))
         # A run may continue on fewer ranks.

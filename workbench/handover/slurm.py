@@ -12,10 +12,12 @@ import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
+from types import NoneType
 
 from workbench.base import entries
-from workbench.base.errors import BackendError, ConfigError
+from workbench.base.errors import BackendError, ConfigError, check_type
 from workbench.base.files import read_json, user_path, write_bytes, write_text
 from workbench.base.json_values import get_object
 from workbench.base.redact import is_secret, mask_secrets
@@ -79,6 +81,9 @@ def sbatch_of(
     folder: str | Path | None,
 ) -> SbatchScript:
     """Write the batch script of a run with its files; see `Run.sbatch`."""
+    check_type("sbatch(place=…)", place, (SlurmPods, NoneType), "SlurmPods(…)")
+    check_type("sbatch(pod=…)", pod, (PodSpec, NoneType), "PodSpec(…)")
+    check_type("sbatch(count=…)", count, (Integral, NoneType), "a number of nodes")
     paths = RunPaths(path)
     raw = stored(read_json(paths.spec))
     cluster = get_object(raw, "cluster")
