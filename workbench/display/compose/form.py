@@ -88,11 +88,19 @@ class Form:
         self.cluster: Cluster | None = None
         self.run: Run | None = None
         self._view: _FormView | None = None
+        # A thread counts memory while the user chooses.
+        self._choosing = threading.Lock()
 
     def choose(self, composition: Composition) -> Preview:
-        self.composition = composition
-        self.preview = preview_of(composition)
-        return self.preview
+        with self._choosing:
+            self.composition = composition
+            self.preview = preview_of(composition)
+            return self.preview
+
+    def renew(self) -> None:
+        """Work out the preview of the present choices again."""
+        with self._choosing:
+            self.preview = preview_of(self.composition)
 
     def look_at_data(self) -> RowPreview:
         """Read the dataset as the model will; takes some seconds."""
@@ -221,6 +229,7 @@ class _FormView:
             "can_cancel": False,
         }
         self._counting = threading.Lock()
+        self._drawing = threading.Lock()
         self._helpers = Helpers()
         at_hand = proposals_in(Path.cwd())
         fields = []
@@ -276,14 +285,16 @@ class _FormView:
         self._draw()
 
     def _draw(self) -> None:
-        preview = self._form.preview
-        self.widget.problems = dict(preview.problems)
-        self._say(cell=preview.cell)
-        folded = bool(self._state["folded"])
-        bundle = to_bundle(self._form.doc(folded=folded, problems_in=self.widget.instead_of))
-        if self._shown and self._shown != bundle:
-            self._shown = bundle
-            put(bundle, self._name)
+        # The last drawing is of the last choices, whichever thread draws.
+        with self._drawing:
+            preview = self._form.preview
+            self.widget.problems = dict(preview.problems)
+            self._say(cell=preview.cell)
+            folded = bool(self._state["folded"])
+            bundle = to_bundle(self._form.doc(folded=folded, problems_in=self.widget.instead_of))
+            if self._shown and self._shown != bundle:
+                self._shown = bundle
+                put(bundle, self._name)
         is_due = preview.memory and not preview.is_counted
         if is_due and self._counting.acquire(blocking=False):
             act_in_thread(self._count, self._say_problem, "compose-count")
@@ -303,7 +314,7 @@ class _FormView:
             while counted != self._form.composition and not self._form.preview.is_counted:
                 counted = self._form.composition
                 count_memory(counted)
-                self._form.choose(self._form.composition)
+                self._form.renew()
         finally:
             self._counting.release()
         self._draw()
