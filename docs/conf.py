@@ -49,7 +49,7 @@ toc_object_entries = False
 
 smartquotes = False
 html_theme = "furo"  # its left column shows every page below its caption, on every page
-html_title = project
+html_title = f"{project} {version}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_js_files = ["labels.js"]

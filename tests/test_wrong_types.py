@@ -101,7 +101,6 @@ def test_a_wrong_value_is_refused_in_words(
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: FineTune("tiny-t5"), r"write FineTune\(model='tiny-t5'\)"),
         (lambda: PodSpec(2), r"write PodSpec\(cpus=2\)"),
         (lambda: Cluster("local"), r"a place such as LocalPods\(\)"),  # type: ignore[arg-type]
         (lambda: FineTune(technique="lora"), "adapters are peft='lora'"),

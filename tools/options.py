@@ -141,10 +141,11 @@ def fields_of(options: Sequence[Option]) -> list[str]:
     return ["| field | meaning |", "|---|---|", *rows]
 
 
-def names_table() -> list[str]:
-    """Return the lines of a table of public names and the first lines of their docstrings."""
+def names_table(page: str) -> list[str]:
+    """Return the lines of a table of public names, in the order of the page's headings."""
+    headings = _HEADING.findall(page)
     rows = []
-    for path in sorted(PUBLIC, key=lambda each: each.rpartition(".")[2].lower()):
+    for path in sorted(PUBLIC, key=lambda each: headings.index(each.rpartition(".")[2])):
         module, _, name = path.rpartition(".")
         first = (inspect.getdoc(PUBLIC[path]) or "").partition("\n")[0]
         rows.append(f"| [`{name}`](#{_slug(name)}) | `{module}` | {_cell(first)} |")
@@ -192,7 +193,7 @@ def renewed(page: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         if match["kind"] == "names":
-            lines = names_table()
+            lines = names_table(page)
         elif match["kind"] == "refusals":
             lines = refusals_table()
         else:

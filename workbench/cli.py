@@ -182,6 +182,26 @@ def _stop(args: argparse.Namespace) -> bool:
     return True
 
 
+def _rm(args: argparse.Namespace) -> bool:
+    """Delete the named runs; with `--keep-best`, the runs of a folder that are not the best."""
+    from workbench.finetune.notebook.history import history
+
+    if args.keep_best is None:
+        if not args.runs:
+            raise ConfigError("name a run, or give --keep-best 3")
+        runs = [_named_run(name) for name in args.runs]
+        for run in runs:
+            notes = run.delete()
+            _say("; ".join([f"{run.path} is deleted", *notes]))
+        return True
+    if len(args.runs) > 1:
+        raise ConfigError("--keep-best takes a single folder of runs; default: the current folder")
+    before = history(*args.runs)
+    kept = before.keep_best(args.keep_best, by=args.by)
+    _say(f"{len(before) - len(kept)} runs are deleted, and {len(kept)} are kept.\n{kept}")
+    return True
+
+
 def _attach(args: argparse.Namespace) -> bool:
     """Follow a run to its end with a line of progress, and print the result."""
     from workbench.client.run import Detached
@@ -311,6 +331,7 @@ def _parser() -> argparse.ArgumentParser:
         parser_of_spec.set_defaults(verb=verb)
     _add_ls(commands)
     _add_verbs_of_runs(commands)
+    _add_rm(commands)
     _add_verify(commands)
     report = commands.add_parser(
         "report", help="write report.html on runs; exit 0 written, 2 refused"
@@ -386,6 +407,34 @@ def _add_verbs_of_runs(commands: argparse._SubParsersAction[argparse.ArgumentPar
             help_of_run += "; or the directory of a cluster, whose pods are then stopped"
         parser_of_run.add_argument("run", metavar="RUN", help=help_of_run)
         parser_of_run.set_defaults(verb=verb)
+
+
+def _add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rm = commands.add_parser(
+        "rm",
+        help="delete ended runs with logs, checkpoints and models; exit 0 deleted, 1 failed, 2 "
+        "refused",
+    )
+    rm.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="a run directory, or the id or name of a run below the current folder; with "
+        "--keep-best a folder of runs",
+    )
+    rm.add_argument(
+        "--keep-best",
+        type=int,
+        metavar="NUMBER",
+        help="delete all ended runs with the figure but the best",
+    )
+    rm.add_argument(
+        "--by",
+        metavar="COLUMN",
+        default="eval_loss",
+        help="figure of the best runs; default: eval_loss",
+    )
+    rm.set_defaults(verb=_rm)
 
 
 def _add_json(command: argparse.ArgumentParser) -> None:

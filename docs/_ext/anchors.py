@@ -41,7 +41,9 @@ class Anchors(SphinxTransform):
             name = row[start + 2].astext()
             slugs[anchor] = (raw.line or 0, anchor, name)
             target = nodes.target("", "", ids=[anchor])
-            row[start : start + 2] = [_entry(name, anchor), target]
+            # People type an option's name with underscores or with spaces.
+            names = dict.fromkeys((name, name.replace("_", " ")))
+            row[start : start + 2] = [*(_entry(each, anchor) for each in names), target]
 
 
 class Headings(SphinxTransform):

@@ -1,5 +1,6 @@
-// The scores of Sphinx's search, as they are; a result by an entry of the index also names its
-// section, such as "Options > learning_rate".
+// The scores of Sphinx's search; a result by an entry of the index also names its section, such as
+// "Options > learning_rate". Notebooks and pages for developers stand behind guides and reference.
+const BEHIND = /^(notebooks|walkthroughs)\/|^(chaos|development|extending|faults|inside|structure)$/;
 var Scorer = {
   score: (result) => {
     const [page, title, anchor, , score, , kind] = result;
@@ -7,7 +8,7 @@ var Scorer = {
       const name = anchor.slice(1).replaceAll("-", page === "options" ? "_" : " ");
       result[1] = `${title} > ${name}`;
     }
-    return score;
+    return BEHIND.test(page) ? score / 4 : score;
   },
   objNameMatch: 11,
   objPartialMatch: 6,

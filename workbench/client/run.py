@@ -566,6 +566,22 @@ class Run(LiveDisplayable):
         answer = self._ask("fetch", timeout_s=3600)
         return [str(note) for note in answer["notes"]]
 
+    def delete(self) -> list[str]:
+        """Delete the run directory with logs, checkpoints and model.
+
+        Exported copies stay, and so do checkpoints in a shared folder or an object store.
+
+        Returns:
+            Notes on what stays elsewhere.
+
+        Raises:
+            RunError: The run has not ended, its pods are up, or a file cannot be removed. A
+                second call continues the deletion.
+        """
+        from workbench.client.deletion import delete_run
+
+        return delete_run(self.paths)
+
     def _ask(self, how: str, timeout_s: float = 30.0) -> dict[str, Any]:
         """Send a request about the run to the keeper, and return the answer.
 

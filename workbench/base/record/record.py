@@ -84,12 +84,18 @@ class Record(BaseModel):
     """What a refusal says before the name of an option."""
     kind: ClassVar[str] = ""
     """The word for it in JSON, where records of several kinds may stand."""
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Options that may be given without a name, in this order."""
     sections: ClassVar[Mapping[str, str]] = {}
     """Headings for a page or a form, by the first option of every section."""
 
     def __init__(self, *values: object, **options: object) -> None:
-        if values:
-            raise self._by_name(values[0])
+        if len(values) > len(self.positional):
+            raise self._by_name(values[len(self.positional)])
+        for name, value in zip(self.positional, values, strict=False):
+            if name in options:
+                raise ConfigError(f"{type(self).__name__} has two values for {name!r}; drop one")
+            options[name] = value
         secret = self._secret()
         with option_named(options, secret=secret):
             for name, value in options.items():
@@ -112,7 +118,13 @@ class Record(BaseModel):
         )
         parameters = [p for p in inspect.signature(cls).parameters.values() if p.name in types]
         cls.__signature__ = inspect.Signature(
-            [p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters]
+            [
+                p.replace(
+                    annotation=_TypeText.of(types[p.name]),
+                    kind=p.POSITIONAL_OR_KEYWORD if p.name in cls.positional else p.kind,
+                )
+                for p in sorted(parameters, key=lambda p: p.name not in cls.positional)
+            ]
         )
         lines = [f"    {option.name}: {option.help}" for option in cls.options()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
@@ -125,6 +137,12 @@ class Record(BaseModel):
     @classmethod
     def _by_name(cls, value: object) -> ConfigError:
         """Return the refusal of a value without a name, with the first option of such values."""
+        if cls.positional:
+            taken = " and ".join(cls.positional)
+            return ConfigError(
+                f"{cls.__name__} takes {taken} without a name, and all other options by name; "
+                f"{shortened(value)} has no name"
+            )
         name = next((name for name, field in cls._fields().items() if _takes(field, value)), "")
         remedy = f"one of {', '.join(cls._fields())}"
         if name:

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from workbench.base.display_protocol import LiveDisplayable
-from workbench.base.errors import RunError
+from workbench.base.errors import RunError, check_type
 from workbench.base.table import as_grid, data_frame
+from workbench.client.deletion import all_but_best, delete_run
 from workbench.client.run import Run
 from workbench.client.tables.comparison import RunComparison, compare
-from workbench.client.tables.run_rows import columns, different_options, jobs_of, rows_of
+from workbench.client.tables.run_rows import (
+    columns,
+    different_options,
+    figure_of,
+    jobs_of,
+    rows_of,
+)
 from workbench.rundir.catalog.store import RunRecord
 from workbench.rundir.figures.metrics import Column, columns_of
+from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -78,6 +86,27 @@ class History(LiveDisplayable):
         """
         chosen = [self._record(each) for each in which]
         return compare(chosen or list(self.records))
+
+    def keep_best(self, count: int, by: str = "eval_loss") -> History:
+        """Delete all runs of the table but the best, and return the table of the kept runs.
+
+        Live runs and runs without the figure are kept.
+
+        Args:
+            count: Number of runs to keep.
+            by: Column of `rows()`. Losses are better if smaller; other figures if larger, unless
+                the table of metrics says otherwise.
+
+        Raises:
+            ConfigError: The number is below 1, or no run has the figure.
+            RunError: A run cannot be deleted. The runs before are gone.
+        """
+        check_type("keep_best(…)", count, int, "a number of runs")
+        figures = [figure_of(record, by) for record in self.records]
+        gone = all_but_best(self.records, figures, count, by)
+        for path in gone:
+            delete_run(RunPaths(path))
+        return replace(self, records=tuple(each for each in self.records if each.path not in gone))
 
     @overload
     def __getitem__(self, which: int | str) -> Run: ...

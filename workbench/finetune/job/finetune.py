@@ -74,6 +74,7 @@ class FineTune(FineTuneOptions, Job):
     """Fine-tune an encoder-decoder or a causal model with the project's trainer."""
 
     kind: ClassVar[str] = "finetune"
+    positional: ClassVar[tuple[str, ...]] = ("model", "dataset")
     traits: ClassVar[Traits] = Traits(
         success="record",
         events=frozenset(

@@ -41,6 +41,7 @@ from workbench.finetune.options.metrics import (
     check_rewards,
     metric_text,
 )
+from workbench.finetune.options.rows_in_memory import with_files
 from workbench.finetune.options.text.lengths import SOURCE_TOKENS, TARGET_TOKENS
 from workbench.finetune.options.trackers import TRACKERS, TrackerName
 from workbench.jobs.launcher import LauncherName
@@ -62,23 +63,6 @@ _PLACES = (
     "in an object store: 's3://bucket/prefix'"
 )
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
-
-
-def _no_table(dataset: object) -> object:
-    """Return a dataset option; raise ConfigError for rows in memory, which no pod could read."""
-    name = type(dataset).__name__
-    is_rows = isinstance(dataset, list) or hasattr(dataset, "to_json")
-    if isinstance(dataset, str | Mapping) or not is_rows:
-        return dataset
-    write = "rows.to_json('rows.jsonl')"
-    if name == "DataFrame":
-        write = "df.to_json('rows.jsonl', orient='records', lines=True)"
-    if isinstance(dataset, list):
-        write = "every row as a line of JSON"
-    raise ConfigError(
-        f"dataset is a {name} in memory, and a dataset is a file, a folder or a name. Write {write}"
-        " and name the file: dataset='rows.jsonl'"
-    )
 
 
 def _prompt(value: str | None) -> str | None:
@@ -150,10 +134,13 @@ class FineTuneOptions(Record):
     """Branch, tag or commit of a hub model. Default None: the newest commit of `main`."""
     dataset: Annotated[
         PathText | Mapping[str, object],
-        BeforeValidator(_no_table),
+        BeforeValidator(with_files),
         Allowed("a name, a path or an object with 'kind'"),
     ] = "wikisql-mini"
-    """Name (`wikisql-mini`), path, or object with `kind` and the options of that kind."""
+    """Name (`wikisql-mini`), path, rows in memory, or object with `kind` and its options.
+
+    Rows in memory are a DataFrame, a `datasets.Dataset` or a list of dicts, and become a file.
+    """
     method: Annotated[str, Changes("loss")] = "sft"
     """Name of a method. `FineTune` knows the registry of methods and checks the name."""
     method_options: Annotated[Mapping[str, object], Changes("loss")] = Field(default_factory=dict)
