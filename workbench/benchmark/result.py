@@ -101,7 +101,7 @@ class BenchmarkResult(Displayable):
         return write_report(self.rows, target, title=title)
 
     def plots(self) -> BenchmarkPlots:
-        """Return scaling, memory and losses as plots; a cell shows the last value."""
+        """Return scaling and losses as plots; a cell shows the last value."""
         return BenchmarkPlots(self)
 
     def __add__(self, other: BenchmarkResult) -> BenchmarkResult:
