@@ -298,7 +298,7 @@ def _place(row: BenchmarkRow) -> tuple[str, int]:
 
 
 def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
-    """Sort rows in the order of their benchmark, with rows that never started; others come last."""
+    """Sort rows in the order of the benchmark, with never started rows; others come last."""
     # The benchmark knows the cost of a row in money; the run directory does not.
     costs = {_place(row): row.cost for row in kept}
     rows = []

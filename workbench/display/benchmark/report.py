@@ -43,7 +43,9 @@ _MOST_CARRIED = 24 << 20  # bytes of archives in all cards: browsers open a larg
 
 
 def report_html(report: Report) -> str:
-    sheet = _sheet(report)
+    # Only a benchmark names missing figures.
+    sheet = sheet_of(report.groups)
+    sheet = sheet if report.of_benchmark else replace(sheet, unmeasured=())
     doc = Doc(blocks=_blocks(report, sheet, sheet_blocks(sheet)))
     return to_page(doc, report.title, "assets/report.css")
 
@@ -58,12 +60,6 @@ def plots_doc(report: Report) -> Doc:
         ],
         full=True,
     )
-
-
-def _sheet(report: Report) -> Sheet:
-    """Lay out the rows. Only a benchmark names missing figures."""
-    sheet = sheet_of(report.groups)
-    return sheet if report.of_benchmark else replace(sheet, unmeasured=())
 
 
 def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]:

@@ -27,7 +27,7 @@ _END_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """Measurements between the pods, with one process for each slot of each pod."""
+    """Measurements between the pods, with a process for every slot of every pod."""
 
     pods: int
     ranks: int = 0

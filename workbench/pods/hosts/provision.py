@@ -63,7 +63,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFacts:
-    """What a host told of itself when its pod's folder was made."""
+    """Facts of a host at the making of the pod's folder."""
 
     root: str
     python: str
@@ -319,7 +319,7 @@ def _far_end_script() -> str:
 
 
 def _without_own_imports(module: ModuleType) -> str:
-    """Return a module's text without its imports from this package, for the single script."""
+    """Return a module's text without imports from this package, for the single script."""
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
     for statement in ast.parse(source).body:

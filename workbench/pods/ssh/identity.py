@@ -149,7 +149,7 @@ def check_key_file(path: Path) -> None:
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_dir():
             raise ConfigError(f"the key {path} is a folder; name the file of the private key in it")
-        begin = begin_of(path)
+        begin = _first_bytes(path, _KEY_BEGIN).lstrip()
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
     if _PUBLIC.match(begin):
@@ -235,11 +235,6 @@ def not_usable(path: Path, said: str) -> str:
     return f"{path} is no usable private key: {remedy}"
 
 
-def begin_of(key: Path) -> bytes:
-    """Return the first bytes of a key file, enough to recognize the format."""
-    return _first_bytes(key, _KEY_BEGIN).lstrip()
-
-
 def _first_bytes(key: Path, count: int) -> bytes:
     with key.open("rb") as file:
         return file.read(count)
@@ -301,7 +296,7 @@ def generate_key(path: Path, comment: str) -> None:
 
 
 def nameless(program: str) -> str:
-    """Return what a program of OpenSSH lacks that needs the calling user's name; "": nothing."""
+    """Return why a program of OpenSSH lacks the calling user's name; "": no lack."""
     user = os.geteuid()
     try:
         pwd.getpwuid(user)

@@ -94,7 +94,7 @@ def handshake(
     *,
     only: bool = False,
 ) -> Transport:
-    """Agree on keys; the host proves one of its keys here."""
+    """Agree on keys; the host proves a key here."""
     limit_s = min(timeout_s, max(_BANNER_S, destination.connect_timeout_s))
     logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
     transport = Transport(wire, disabled_algorithms=_WEAK)
