@@ -291,7 +291,7 @@ def _completion(args: argparse.Namespace) -> bool:
 
 
 def _complete_files(parser: argparse.ArgumentParser) -> None:
-    """Mark all paths of a parser and of its commands, so that a shell completes files there."""
+    """Mark all paths of a parser and of the commands, for completion of files in a shell."""
     import shtab
 
     for action in parser._actions:

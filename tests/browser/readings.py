@@ -80,7 +80,6 @@ _RULES = (
     (r"# (?:[KMG]i?B(?:/s)?|%|min|ms|µs|h|s|bytes)(?!\w)", "#"),
     (r"#(?:(?:, | → | | / |-)#)+", "#"),
     (r"^★ #$", "#"),
-    (r" While all pods compute, each takes # times as long\.", ""),
     (r"Each point is the mean of # logged steps\.", ""),  # of long runs
     (r"memory per pod, GiB", "memory per pod"),  # only above a plot
     # One of a thing, or several.

@@ -315,21 +315,16 @@ def test_ticked_rows_are_compared_below_the_table_once_there_are_two(
     assert "aaa" in text and "ccc" in text and "high rate" not in text
 
 
-def test_a_long_history_is_read_in_folds_without_a_script(tmp_path: Path) -> None:
-    for n in range(203):
+def test_a_long_history_shows_the_newest_runs_and_names_the_way_to_the_others(
+    tmp_path: Path,
+) -> None:
+    for n in range(53):
         make_run(tmp_path / f"run-{n:03}", float(n), {"learning_rate": 0.1 * (n % 2)})
     runs = history(tmp_path)
     page, text = runs._repr_html_(), str(runs)
-    folds = re.findall("<details><summary>(.*?)</summary>", page)
-    assert folds == ["runs 50 to 99", "runs 100 to 149", "runs 150 to 199"]
-    assert "run-003" in page and "run-002" not in page
-    assert "3 older runs: history()[200:] shows them" in page
-    # The text is short, and names the way to the others.
-    assert text.count("\n") < 60 and "the newest 50 shown" in text
-    assert text.endswith("history()[50:] shows the older runs")
-    # Rows in folds are small: the style sheet dresses them.
-    first, *rest = page.split("<details>")
-    assert max(len(fold) for fold in rest) < len(first) / 2
+    for shown in (page, text):
+        assert "run-003" in shown and "run-002" not in shown
+        assert "the newest 50 shown" in shown and "history()[50:] shows the older runs" in shown
     # A field that filters is made by a script: without one there is no dead field.
     assert "wb-filter" in page and "<input" not in page.partition("<script>")[0]
     few = history(tmp_path, name="run-00")

@@ -47,7 +47,7 @@ APART = {
     "failure.py": ("tests/display/test_same_facts.py", "test_a_fault_card"),
     "records/history.py": (
         "tests/client/test_history.py",
-        "test_a_long_history_is_read_in_folds_without_a_script",
+        "test_a_long_history_shows_the_newest_runs_and_names_the_way_to_the_others",
     ),
     "records/result.py": (
         "tests/finetune/results/test_profile.py",

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.benchrows import Page, make_row, mixed_rows
+from tests.support.benchrows import Page, make_row
 from tests.support.sentences import says
 from workbench.base.table import Bar, Grid
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import PUBLISHED, Published
-from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.memory import memory_blocks
+from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.plots import loss_plots, scaling_blocks, scaling_series
 from workbench.display.benchmark.sections import _profile_grid
 from workbench.display.benchmark.sheet import Sheet, sheet_of
-from workbench.display.kit.doc import Figure, Table
+from workbench.display.kit.doc import Figure
 from workbench.display.kit.plots.figure import told_apart
 from workbench.display.kit.plots.static import plot_svg
 from workbench.finetune.profile.parse import Profile
@@ -70,37 +68,8 @@ def test_without_a_row_on_one_pod_there_is_no_scaling() -> None:
     assert drawn_scaling(sheet_of(groups([make_row("zero1", 1, 100.0)])), PUBLISHED) == ""
 
 
-def memory_grid(rows: Sequence[BenchmarkRow]) -> Grid:
-    (grid,) = [b.grid for b in memory_blocks(sheet_of(groups(rows))) if isinstance(b, Table)]
-    return grid
-
-
 def bars_of(grid: Grid) -> list[Bar]:
     return [cell for row in grid.rows for cell in row if isinstance(cell, Bar)]
-
-
-def test_memory_measured_and_predicted_stand_side_by_side() -> None:
-    grid = memory_grid(mixed_rows())
-    measured = [row[2] for row in grid.rows]
-    assert {"0.50 GiB", "0.52 GiB"} <= {*measured} and measured.count("0.52 GiB") == 2
-    assert {row[3] for row in grid.rows} == {"0.92 GiB", "91.00 GiB"}
-    assert any(says(str(row[4]), "out of memory") for row in grid.rows)
-    assert "measured 0.50 GiB, predicted 0.92 GiB" in [bar.words for bar in bars_of(grid)]
-    nothing = make_row("ddp", 1, 1.0, peak_memory_gib=None, predicted_memory_gib=None)
-    assert memory_blocks(sheet_of(groups([nothing]))) == []
-
-
-def test_what_ran_out_of_memory_does_not_set_the_scale_of_what_fitted() -> None:
-    rows = [
-        make_row("ddp", pods, 1.0, peak_memory_gib=0.5, predicted_memory_gib=0.6) for pods in (1, 2)
-    ]
-    rows.append(
-        replace(rows[0], key="big", outcome=Outcome.OUT_OF_MEMORY, predicted_memory_gib=24.0)
-    )
-    *fitting, big = bars_of(memory_grid(rows))
-    assert [bar.limit for bar in fitting] == [1.0, 1.0]
-    assert big.limit == 40.0, "the stroke lies outside of the bar"
-    assert "24.00 GiB" in memory_grid(rows).rows[-1]
 
 
 def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> Curve:

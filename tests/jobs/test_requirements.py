@@ -290,15 +290,6 @@ def test_a_line_that_pods_cannot_use_is_refused(text: str, words: str, tmp_path:
         read(tmp_path, str(file))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [["trl==1", "TRL==2"], ["a_b==1.0", "a-b>=2"], ["x==1", "rich", "x!=1.0"]],
-)
-def test_two_lines_that_exclude_each_other_are_refused(given: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no version of .* fulfils the lines together"):
-        read(tmp_path, given)
-
-
 def test_lines_that_go_together_are_taken(tmp_path: Path) -> None:
     fine = [
         "trl==1.0",
@@ -497,17 +488,11 @@ def test_a_line_with_a_secret_is_named_by_its_number(tmp_path: Path) -> None:
         check_secrets(["a", "b", secret], "requirements", {})
 
 
-def test_a_candidate_fulfils_a_range_and_two_addresses_of_a_package_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_candidates_ranges_and_addresses_are_left_to_pip(tmp_path: Path) -> None:
     fine = ["trl==1.0rc1", "trl>=0.9", "x @ https://a.org/x", "y @ https://b.org/y"]
     assert lines(tmp_path, fine) == fine
     again = ["x @ https://a.org/x", "x @ https://a.org/x"]
     assert lines(tmp_path, again) == again
-    with pytest.raises(
-        ConfigError, match=sentence("has {} from two addresses. Remove one of the lines", "x")
-    ):
-        read(tmp_path, ["x @ https://a.org/x", "x @ https://b.org/x"])
 
 
 def test_the_reason_and_a_hint_are_in_one_line_for_a_line_that_is_no_requirement() -> None:

@@ -388,7 +388,6 @@ def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
     assert exchange.sizes[0][0] == 1 << 20
     assert [size for size, _ in exchange.sizes] == sorted(size for size, _ in exchange.sizes)
     assert exchange.bandwidth_gb_per_s is not None
-    assert exchange.slowdown >= 1
     until(lambda: {p.pid for p in on_pods(launched.pods)} <= before)
 
 
@@ -466,7 +465,6 @@ def test_text_and_html_state_the_same_and_escape() -> None:
             backend="nccl",
             latency_s=0.0002,
             sizes=((1 << 20, 0.002), (1 << 24, 0.02)),
-            slowdown=1.5,
         ),
         hosts_s=0.8,
     )
@@ -480,7 +478,6 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         "1.26 GB/s",
         "Between 4 ranks on 2 pods, by nccl over NVLink, sockets over eth0",
         "t5-small",
-        "each takes 1.5 times as long",
     ]
     for fact in said:
         assert fact in text

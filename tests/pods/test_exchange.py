@@ -26,7 +26,8 @@ def test_the_bandwidth_is_of_the_largest_all_reduce() -> None:
 def test_what_a_login_prints_is_no_part_of_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = """echo '{"port": 1}'; echo '{"slowdown": 1.5}'; echo '{"over": true}'"""
+    figure = '{"latency_s": 0.5, "backend": "gloo"}'
+    answers = f"""echo '{{"port": 1}}'; echo '{figure}'; echo '{{"over": true}}'"""
     program = f"echo Welcome; printf 'last login: '; echo the mark; read request; {answers}"
 
     def start(*_args: object, stderr: int) -> tuple[subprocess.Popen[str], str]:
@@ -38,7 +39,7 @@ def test_what_a_login_prints_is_no_part_of_the_measurement(
 
     monkeypatch.setattr(exchange, "start_ssh", start)
     measured = measure_exchange([Pod(name="pod-0")], Identity(tmp_path), "/package", {}, {})
-    assert (measured.pods, measured.slowdown, measured.problem) == (1, 1.5, "")
+    assert (measured.pods, measured.latency_s, measured.problem) == (1, 0.5, "")
 
 
 def on_this_machine(

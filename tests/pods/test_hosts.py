@@ -31,6 +31,7 @@ from workbench.base.process import find, live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.hosts import remote_helper
+from workbench.pods.hosts.keys import try_login
 from workbench.pods.hosts.names import Host, read_host, resolved
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.hosts.provision import far_end_script
@@ -228,6 +229,18 @@ def test_a_jump_host_is_gone_through_and_checked_too(
             launch(2, jump=jump, trust={host.address: host.fingerprint for host in there.hosts[:3]})
         with pytest.raises(PodError, match=r"administratively prohibited|stdio forwarding failed"):
             launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
+
+
+def test_a_user_without_a_name_goes_through_no_jump_host(
+    there: HostsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = replace(read_host("127.0.0.2"), key=str(there.user.key))
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(ConfigError, match="trust="):
+        try_login(host, {}, 1.0)
+    through = replace(host, jump=read_host("127.0.0.6"))
+    with pytest.raises(ConfigError, match=r"through the jump host 127\.0\.0\.6 needs a name"):
+        try_login(through, {}, 1.0)
 
 
 def test_sixteen_hosts_that_will_not_do_are_all_named_within_the_limit(

@@ -17,7 +17,7 @@ from workbench.base.errors import ConfigError
 from workbench.pods.bootstrap.pod_main import user_pattern
 from workbench.pods.bootstrap.sshd import find_sshd
 from workbench.pods.hosts.names import read_host
-from workbench.pods.pod import Jump, Pod
+from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint
 
 
@@ -206,18 +206,12 @@ def test_a_user_without_a_name_and_without_programs_has_keys(
     assert identity.public_key.endswith(" workbench")
 
 
-def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> None:
+def test_a_pods_own_key_and_address_reach_openssh(tmp_path: Path) -> None:
     identity, other = Identity.create(tmp_path / "a b %h"), Identity.create(tmp_path / "2")
-    jump = Jump(
-        address="127.0.0.8", port=22, user="hop", key=str(other.key), host_key=other.public_key
-    )
-    forwarded = replace(
-        pod(identity, "Pod-0.example"), ssh_address="127.0.0.1", key=str(other.key), jump=jump
-    )
+    forwarded = replace(pod(identity, "Pod-0.example"), ssh_address="127.0.0.1", key=str(other.key))
     identity.pin([forwarded, pod(other, "127.0.0.3")])
     assert Pod.from_dict(forwarded.to_dict()) == forwarded
     assert identity.pinned("Pod-0.example", 2222) == [check_key_line(identity.public_key)]
-    assert identity.pinned("127.0.0.8", 22) == [check_key_line(other.public_key)]
 
     def shown(host: str) -> dict[str, list[str]]:
         argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", host]
@@ -231,17 +225,12 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
     assert (options["hostname"], options["port"]) == (["127.0.0.1"], ["2222"])
     assert options["hostkeyalias"] == ["[pod-0.example]:2222"]
     assert options["identityfile"] == [str(other.key), "none"]
-    assert options["proxycommand"][0].endswith("-W [%h]:%p -- workbench-jump-0")
     assert shown("127.0.0.3")["identityfile"] != options["identityfile"]
     assert (
         options["kexalgorithms"]
         == shown("elsewhere")["kexalgorithms"]
         != shown("127.0.0.3")["kexalgorithms"]
     )
-    assert "proxycommand" not in shown("127.0.0.3")
-    hop = shown("workbench-jump-0")
-    assert (hop["hostname"], hop["user"], hop["port"]) == (["127.0.0.8"], ["hop"], ["22"])
-    assert hop["identityfile"] == [str(other.key), "none"]
 
 
 @pytest.mark.parametrize(
@@ -249,8 +238,7 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
     [
         {"ssh_address": "-oProxyCommand=id"},
         {"key": '/a"\nProxyCommand id'},
-        {"jump": Jump(address="x y", key="/k", host_key="", user="me")},
-        {"jump": Jump(address="x", key="/k", host_key="ssh-ed25519 AAAA", user="me")},
+        {"host_key": "ssh-ed25519 AAAA"},
     ],
 )
 def test_hostile_ways_to_a_pod_are_not_pinned(tmp_path: Path, change: dict[str, object]) -> None:

@@ -206,7 +206,7 @@ def test_reports_of_another_shape(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"jump": None}]
+    "field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"control": ""}]
 )
 def test_a_worker_does_not_choose_the_way_to_it(pods: list[Pod], field: dict[str, object]) -> None:
     with pytest.raises(

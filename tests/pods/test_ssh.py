@@ -17,11 +17,9 @@ from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
-from workbench.pods.ssh import transport
 from workbench.pods.ssh.channel import Channel, RemoteStream, _short, complete
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.transport import Destination
 
 
 @pytest.fixture
@@ -135,48 +133,6 @@ def test_a_handshake_that_does_not_end_is_a_time_out(
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
     thread.join(300)
-
-
-class Hesitant(paramiko.ServerInterface):
-    """A jump host that opens no way before the test ends."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-
-    def check_auth_publickey(self, *_login: object) -> int:
-        return paramiko.AUTH_SUCCESSFUL
-
-    def get_allowed_auths(self, _user: str) -> str:
-        return "publickey"
-
-    def check_channel_direct_tcpip_request(self, *_way: object) -> int:
-        self.over.wait(300)
-        return paramiko.OPEN_SUCCEEDED
-
-
-def test_a_jump_host_that_opens_no_way_in_time_is_a_time_out(
-    identity: Identity, listener: socket.socket
-) -> None:
-    key = paramiko.PKey.from_path(identity.key)
-    servers, hesitant = [], Hesitant()
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        servers.append(paramiko.Transport(connection))
-        servers[0].add_server_key(key)
-        servers[0].start_server(server=hesitant)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    hop = paramiko.Transport(socket.create_connection(listener.getsockname()))
-    hop.start_client(timeout=300)
-    hop.auth_publickey("me", key)
-    thread.join(300)
-    with pytest.raises(PodTimeout, match=r"no answer from 10\.0\.0\.9:22 in 1 s"):
-        transport.connect(Destination(name="pod-2", address="10.0.0.9", port=22), 1.0, hop)
-    hesitant.over.set()
-    hop.close()
-    servers[0].close()
 
 
 def test_the_option_of_a_slow_line_holds_for_every_step(identity: Identity, stranger: Pod) -> None:

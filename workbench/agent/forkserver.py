@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _import_package_of(line: socket.socket) -> str:
-    """Import the agent's copy of this package. Return its path, or "" for a bad request."""
+    """Import the agent's copy of the package. Return the path, or "" for a bad request."""
     line.settimeout(_REQUEST_S)
     try:
         # The request stays on the line: the fork reads it again and answers.

@@ -58,7 +58,7 @@ class _Event(ctypes.Structure):
 
 
 class XidWatch:
-    """The errors that the driver reports for its GPUs (Xid). Without the right to them: none."""
+    """Errors of GPUs by the driver (Xid). None without the right to read the errors."""
 
     def __init__(self, library: ctypes.CDLL, names: Sequence[tuple[int, str]]) -> None:
         self._library = library
@@ -79,7 +79,7 @@ class XidWatch:
                 _log.info("errors of GPU %d (Xid) are not reported: %s", index, error)
 
     def last(self) -> dict[int, float]:
-        """Return the last error of every GPU that had one, by index. Waits for none."""
+        """Return the last error of every GPU with an error, by index. Does not wait."""
         event = _Event()
         for _ in range(_XIDS_AT_ONCE if self._indices else 0):
             if self._library.nvmlEventSetWait_v2(self._events, ctypes.byref(event), 0) != 0:
@@ -258,7 +258,7 @@ def _figures(library: ctypes.CDLL, index: int, name: str) -> dict[str, float]:
 
 
 def _health(library: ctypes.CDLL, device: ctypes.c_void_p) -> dict[str, float]:
-    """Return what is not as it should be: memory errors, and reasons for a lower clock."""
+    """Return memory errors, and reasons for a lower clock."""
 
     def asked(name: str, *arguments: object) -> int:
         value = ctypes.c_ulonglong()

@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, one poll, requests of `base/messages` over a Unix socket."""
+"""The agent's loop: a single thread and poll, requests of `base/messages` over a Unix socket."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _remove_strange(root: Path) -> None:
 
 
 def end_leftovers(root: Path) -> int:
-    """Kill every process of this root, and wait for their end."""
+    """Kill every process of the root, and wait for the end."""
     ended: set[Process] = set()
 
     def left() -> set[Process]:

@@ -16,7 +16,7 @@ Answer = dict[str, object]
 
 
 class Tasks:
-    """Forks of an agent that are working, or whose results have not been taken."""
+    """Forks of an agent: working forks, and forks with results not taken yet."""
 
     def __init__(self) -> None:
         self._working: dict[int, tuple[BinaryIO, bytearray]] = {}

@@ -98,7 +98,7 @@ def _report_end(link: socket.socket) -> int | None:
 
 
 def import_third_party() -> None:
-    """Import all modules except this package, of which a pod has its own copy."""
+    """Import all modules except this package: a pod has a copy of the package."""
     modules, late = chosen_modules()
     others = [name for name in modules if not is_ours(name)]
     late_others = [name for name in late if not is_ours(name)]

@@ -245,7 +245,7 @@ class WarmLink:
         self._asked = {token: asked + late_s for token, asked in self._asked.items()}
 
     def tick(self) -> None:
-        """Kill a server that hangs. Its state becomes failed."""
+        """Kill a hanging server. The state becomes failed."""
         now = time.monotonic()
         late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
         is_late = self.state == "starting" and now > self._deadline

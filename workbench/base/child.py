@@ -72,7 +72,7 @@ def close_input(child: subprocess.Popen[Any]) -> None:
 
 
 class Outliving(subprocess.Popen[bytes]):
-    """A child that may outlive this process. Python does not warn while the child runs."""
+    """A child for longer than the process. Python does not warn while the child runs."""
 
     def __del__(self) -> None:
         super().__del__(_warn=lambda *_words, **_options: None)  # type: ignore[call-arg]

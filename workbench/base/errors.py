@@ -120,7 +120,7 @@ class RunFailed(RunError):
 
 @contextlib.contextmanager
 def option_named(options: Mapping[str, object], *, secret: Iterable[str] = ()) -> Iterator[None]:
-    """Let refusals of the block carry the option that they are about."""
+    """Let refusals of the block carry the refused option."""
     try:
         yield
     except ConfigError as error:

@@ -152,7 +152,7 @@ def find(pid: int) -> Process | None:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Signal a process that this process watches. Return whether there was such a process."""
+    """Signal a watched process. Return whether the process was there."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -101,7 +101,7 @@ class BenchmarkResult(Displayable):
         return write_report(self.rows, target, title=title)
 
     def plots(self) -> BenchmarkPlots:
-        """Return scaling, memory and losses as plots; a cell shows the last value."""
+        """Return scaling and losses as plots; a cell shows the last value."""
         return BenchmarkPlots(self)
 
     def __add__(self, other: BenchmarkResult) -> BenchmarkResult:
@@ -298,7 +298,7 @@ def _place(row: BenchmarkRow) -> tuple[str, int]:
 
 
 def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
-    """Sort rows in the order of their benchmark, with rows that never started; others come last."""
+    """Sort rows in the order of the benchmark, with never started rows; others come last."""
     # The benchmark knows the cost of a row in money; the run directory does not.
     costs = {_place(row): row.cost for row in kept}
     rows = []

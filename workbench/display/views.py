@@ -68,10 +68,6 @@ def _plots_doc(plots: BenchmarkPlots) -> Doc:
     return report.plots_doc(without_cards)
 
 
-def _command_doc(command: LaunchCommand) -> Doc:
-    return Doc(blocks=[Fold("launch command", [Code(str(command))])])
-
-
 _DOCS: Mapping[type, Callable[..., Doc]] = {
     Answers: answers.answers_doc,
     Benchmark: lambda it: live.forecast_doc(it.forecast()),
@@ -85,7 +81,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Export: export.export_doc,
     FaultCard: fault_doc,
     History: history.history_doc,
-    LaunchCommand: _command_doc,
+    LaunchCommand: lambda it: Doc(blocks=[Fold("launch command", [Code(str(it))])]),
     Manifest: export.manifest_doc,
     ModelCard: export.model_card_doc,
     GpuTable: plan.gpus_doc,

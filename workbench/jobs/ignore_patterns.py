@@ -45,5 +45,5 @@ class IgnorePatterns:
 
 
 def _of_unicode(text: str) -> str:
-    """Replace the parts of a name that are no UTF-8, which RE2 cannot take."""
+    """Replace the parts of a name without UTF-8: RE2 takes UTF-8 alone."""
     return text.encode(errors="surrogatepass").decode(errors="replace")

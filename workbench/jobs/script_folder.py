@@ -319,11 +319,13 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
         here = Path(place)
         if nested and here != folder and _GIT_FILE in names:
             rules.insert(-2, (here, _spec(here / _GIT_FILE)))
-        pruned = {
+        # A cluster's directory has keys and short-lived files.
+        clusters = {
             name
             for name in folders
-            if _ignored(rules, here / name, True) or _is_cluster(here / name)
+            if (here / name / "cluster.json").is_file() and (here / name / "keeper.log").is_file()
         }
+        pruned = clusters | {name for name in folders if _ignored(rules, here / name, True)}
         yield from (
             (f"{(here / name).relative_to(folder).as_posix()}/", _IGNORED) for name in pruned
         )
@@ -332,11 +334,6 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
             if (here / name).is_file():
                 stays = _IGNORED if _ignored(rules, here / name, False) else ""
                 yield (here / name).relative_to(folder).as_posix(), stays
-
-
-def _is_cluster(folder: Path) -> bool:
-    """Whether a folder is a cluster's directory, with keys and short-lived files."""
-    return (folder / "cluster.json").is_file() and (folder / "keeper.log").is_file()
 
 
 def _spec(path: Path) -> IgnorePatterns:

@@ -105,7 +105,7 @@ class RunsHandler(_Handler):
 
     @web.authenticated
     async def get(self) -> None:
-        """List the content of `folder`, with its newest `limit` runs among those of `find`."""
+        """List the content of `folder`, with the newest `limit` runs found by `find`."""
         folder = self.get_query_argument("folder", "")
         find = self.get_query_argument("find", "")
         limit = self.get_query_argument("limit", "50")
@@ -184,7 +184,7 @@ class BoardsHandler(_Handler):
 
     @web.authenticated
     async def delete(self) -> None:
-        """End a TensorBoard that this server started, after its last tab was closed."""
+        """End a TensorBoard of the server after the last tab was closed."""
         key = self.get_query_argument("key")
         await self.answer(_ACTOR, lambda listing: listing.close_board(key))
 

@@ -260,7 +260,7 @@ class Listing:
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
     def close_board(self, key: str) -> Row:
-        """End a TensorBoard that this process started."""
+        """End a TensorBoard of the process."""
         server = find_by_key(key)
         if server and server.owner == os.getpid():
             server.stop()

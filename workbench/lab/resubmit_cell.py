@@ -64,7 +64,7 @@ def again_code(paths: RunPaths) -> str:
 
 
 def _options(record: Record) -> dict[str, object]:
-    """Return the options that differ from their defaults; variables of `env` as references."""
+    """Return the options without defaults; variables of `env` as references."""
     options = {str(name): value for name, value in record.__repr_args__()}
     env = getattr(record, "env", None)
     if env:

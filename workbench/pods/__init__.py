@@ -1,1 +1,1 @@
-"""Pods: the places where they come from, their addresses and their keys."""
+"""Pods: places, addresses and keys."""

@@ -58,7 +58,7 @@ def backend_from_dict(data: Mapping[str, object]) -> Place:
 
 
 def check_registered(backend: Place) -> None:
-    """Refuse a place that the keeper, another process, would not find by its kind."""
+    """Refuse a place without a kind known to the keeper, another process."""
     if backend.kind not in entries.PLACES and backend.kind not in _added():
         name = type(backend).__name__
         raise ConfigError(

@@ -39,7 +39,7 @@ LocalPath = Annotated[PathText, AfterValidator(absolute)]
 
 
 def _check_setup(setup: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines unchanged if each is a command of one line."""
+    """Return the lines unchanged if every command has a single line."""
     for line in setup:
         if not line.strip() or not line.isprintable():
             raise ConfigError(

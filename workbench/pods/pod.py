@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from workbench.base.errors import BackendError
 from workbench.base.process import LEASE_S
@@ -39,19 +38,6 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Jump:
-    """A host that the way to a pod leads through; its SSH daemon must allow forwarding."""
-
-    address: str
-    port: int = 22
-    user: str
-    key: str
-    """Path, on this machine, of the private key to log in there with."""
-    host_key: str
-    """Its SSH host key, `ssh-ed25519 AAAA…`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
     """A snapshot of one worker; a later look gives another snapshot."""
 
@@ -67,8 +53,6 @@ class Pod:
     user: str = ""
     key: str = ""
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
-    jump: Jump | None = None
-    """The host to go through; None: straight."""
     control: str = ""
     """Path, on this machine, of the socket of OpenSSH's standing connection to the pod's host.
     Empty: each connection logs in."""
@@ -106,9 +90,7 @@ class Pod:
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Pod:
         """Read the JSON form."""
-        jump: Any = data.get("jump")
-        made = cls(**{**data, "jump": Jump(**jump) if jump else None})  # type: ignore[arg-type]
-        return replace(made, phase=Phase(str(data["phase"])))
+        return cls(**{**data, "phase": Phase(str(data["phase"]))})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

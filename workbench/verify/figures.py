@@ -1,4 +1,4 @@
-"""Figures of runs and their limits; both errors of a row that does not hold."""
+"""Figures of runs and limits; both errors of a failed row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def curve(run: Run, name: str) -> list[float]:
 
 
 def engine(run: Run) -> Mapping[str, Any]:
-    """Return what the first rank counted on its tensors after the first step."""
+    """Return the counts of the first rank on the tensors after the first step."""
     for event in run.events():
         if event.kind == "engine":
             return event.data

@@ -29,7 +29,7 @@ _KEY = "identity"  # of a cluster, in the user's private folder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a rank found on its pod."""
+    """Facts that a rank found on the pod."""
 
     device: str
     """`cuda` or `cpu`."""
@@ -54,7 +54,7 @@ class Facts:
 
 
 class Pods:
-    """Clusters that start when a row needs them, and the runs of the row."""
+    """Clusters, started on demand, and the runs of the row."""
 
     def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
         """Take the user's own cluster, not started, or pods of this machine."""
@@ -114,7 +114,7 @@ class Pods:
 
     @cached_property
     def without_gpus(self) -> Cluster:
-        """A pod of this machine that computes on the CPU."""
+        """A local pod for computing on the CPU."""
         from workbench import Cluster, LocalPods, PodSpec
 
         return self.started(Cluster(LocalPods(), PodSpec(cpus=2), path=self.folder / "cpu"))

@@ -106,7 +106,7 @@ def _make(folder: Path, out: BinaryIO, log: Path, request: Mapping[str, object])
         write_text(limits, "".join(f"{line}\n" for line in constraints))
         files += ["-c", str(limits)]
     pip = [*_pip(folder), *files]
-    asks = _asks_index(env, lines)
+    asks = env.get("PIP_NO_INDEX", "0") in ("", "0") and "--no-index" not in lines
     if request.get("keep") is True:
         # A large package is not downloaded if the pod's own packages exclude the package.
         report = folder / "report.json"
@@ -213,10 +213,6 @@ def _failure(name: str, code: int, output: str, folder: Path, *, asks: bool) -> 
         # Without retries, pip writes nothing of an index that it cannot reach.
         message += f". The index at {_index(output)} lacks the package, or cannot be reached"
     return InstallError(message, tail)
-
-
-def _asks_index(env: Mapping[str, str], lines: Sequence[str]) -> bool:
-    return env.get("PIP_NO_INDEX", "0") in ("", "0") and "--no-index" not in lines
 
 
 def _index(output: str) -> str:

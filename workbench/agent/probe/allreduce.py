@@ -25,7 +25,6 @@ from workbench.agent.site.setup import setup_variables
 from workbench.base.process import die_with_parent
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 Pipes = Sequence[int]
@@ -34,9 +33,6 @@ Pipes = Sequence[int]
 _MIB = 1 << 20
 _SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
 _LONG_S = 0.5
-_STEP_S = 0.04
-_TURNS = 5
-_ROUNDS = 2
 _LATENCIES = 100
 _LOG_BYTES = 4 << 20
 _PATIENCE = timedelta(seconds=40)
@@ -125,8 +121,6 @@ def _measure(request: Mapping[str, Any], local: int, pipes: Pipes, log: int) -> 
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
-    alone = int(request["alone"])
-    _say(request, {"slowdown": _slowdown(device, alone, ranks, _chunks(device))})
     _say(request, {"over": True})
     dist.destroy_process_group()
 
@@ -164,6 +158,7 @@ def _gloo() -> str:
 
 
 def _median_s(buffer: object, warm_up: int, times: int) -> float:
+    import torch
     import torch.distributed as dist
 
     took = []
@@ -171,74 +166,10 @@ def _median_s(buffer: object, warm_up: int, times: int) -> float:
         began = time.perf_counter()
         dist.all_reduce(buffer)
         if getattr(buffer, "is_cuda", False):
-            _wait_for_gpu()
+            torch.cuda.synchronize()
         if number >= warm_up:
             took.append(time.perf_counter() - began)
     return median(took)
-
-
-def _chunks(device: torch.device) -> int:
-    """Return the number of small computations that take rank 0 as long as a small model's step."""
-    import torch
-    import torch.distributed as dist
-
-    rounds = torch.zeros(1, device=device)
-    if dist.get_rank() == 0:
-        began = time.perf_counter()
-        while time.perf_counter() - began < 4 * _STEP_S:
-            _compute(device)
-            rounds += 1
-    dist.all_reduce(rounds)
-    return max(1, round(float(rounds) / 4))
-
-
-def _slowdown(device: torch.device, alone: int, ranks: int, chunks: int) -> float:
-    """Return how many times longer all ranks compute than the first pod alone, at least 1."""
-    ratios = []
-    # Both take turns, because the other load of the pods changes with time.
-    for _ in range(_TURNS):
-        alone_s = _computed_s(device, alone, chunks)
-        ratios.append(_computed_s(device, ranks, chunks) / alone_s)
-    return max(1.0, median(ratios))
-
-
-def _computed_s(device: torch.device, among: int, chunks: int) -> float:
-    """Return the mean seconds of computing.
-
-    The first `among` ranks run `chunks` small computations per round and then meet all other ranks.
-    """
-    import torch
-    import torch.distributed as dist
-
-    one = torch.zeros(1, device=device)
-    took_s = torch.zeros(1, device=device)
-    dist.all_reduce(one)
-    for _ in range(_ROUNDS):
-        if dist.get_rank() < among:
-            began = time.perf_counter()
-            for _ in range(chunks):
-                _compute(device)
-            took_s += time.perf_counter() - began
-        dist.all_reduce(one)
-        float(one)  # on a GPU the call returns before the end
-    dist.all_reduce(took_s)
-    return float(took_s) / _ROUNDS / among
-
-
-def _compute(device: torch.device) -> None:
-    import torch
-
-    matrix = torch.ones(256, 256, device=device)
-    for _ in range(10):
-        matrix = torch.softmax(matrix @ matrix, -1)
-    if device.type == "cuda":
-        _wait_for_gpu()
-
-
-def _wait_for_gpu() -> None:
-    import torch
-
-    torch.cuda.synchronize()
 
 
 def _store(request: Mapping[str, Any], local: int, pipes: Pipes) -> Store:

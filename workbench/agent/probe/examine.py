@@ -80,7 +80,7 @@ def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
     locks = [path for path in folder.glob("**/lock") if path.is_file()]
     if not locks:
         return
-    busy = _working_folders()
+    busy = {kernel_link(f"/proc/{pid}/cwd") for pid in process_table()}
     for path in locks:
         lock = facts_of(path)
         if lock is None:  # the build has just ended
@@ -108,10 +108,6 @@ def clear_stale_locks() -> None:
             else:
                 print(f"waiting for the build that holds {path}", file=sys.stderr, flush=True)
                 time.sleep(1.0)
-
-
-def _working_folders() -> set[str]:
-    return {kernel_link(f"/proc/{pid}/cwd") for pid in process_table()}
 
 
 def _room(folder: Path) -> dict[str, float] | None:

@@ -57,7 +57,7 @@ def sums(values: Sequence[float]) -> list[float]:
 
 
 def add_up(values: torch.Tensor) -> None:
-    """Sum a tensor over all ranks in place, without reading it. Every rank must call this."""
+    """Sum a tensor over all ranks in place, unread. Every rank must call the function."""
     if connected():
         dist.all_reduce(values)
 

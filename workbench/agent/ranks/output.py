@@ -74,7 +74,7 @@ def read_at(path: Path, offset: int, count: int) -> bytes:
 
 
 class OutputStream:
-    """A stream of a rank: its pipe, its log, and the bytes between the two."""
+    """A stream of a rank: pipe, log, and the bytes between the two."""
 
     def __init__(self, log: Path, name: str = "", order: OutputOrder | None = None) -> None:
         """Read a log. `name` is the name of the stream in the record of the order."""

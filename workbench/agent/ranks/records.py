@@ -1,4 +1,4 @@
-"""Reason for a rank's end: from its own record, else from its exit status and stderr."""
+"""Reason for a rank's end: from the rank's record, else from exit status and stderr."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ __all__ = (
 
 
 def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> None:
-    """Replace a record atomically. `load_json` reads every record that this function wrote."""
+    """Replace a record atomically. `load_json` reads every written record."""
     write_text(path, json_text(data) + "\n", mode=mode)
 
 

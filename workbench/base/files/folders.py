@@ -99,7 +99,7 @@ def _empty(root: int) -> None:
 
 
 def _remove_files(folder: int, root: int) -> list[str]:
-    """Remove the files of a folder, and move its folders into the root. Return their names."""
+    """Remove the files of a folder, and move folders into the root. Return the folders' names."""
     moved = []
     with os.scandir(folder) as entries:
         for entry in list(entries):

@@ -1,1 +1,1 @@
-"""Parts about the machine itself: its GPUs, their seats, and the allocator of its memory."""
+"""Parts about the machine: GPUs, seats of GPUs, and the allocator of memory."""

@@ -66,7 +66,7 @@ def memory_gib(name: str) -> float | None:
 
 
 def cores() -> float:
-    """Return the processor cores that this process may use: its CPU set, or less by a quota."""
+    """Return the usable processor cores: the CPU set, or less by a quota."""
     limits = [float(len(os.sched_getaffinity(0)))]
     paths = control_groups(os.getpid())
     groups = [
@@ -112,7 +112,7 @@ def limit_in_bytes(group: Path) -> int | None:
 
 
 def first_number(group: Path, names: Sequence[str]) -> int | None:
-    """Return the number in the first of a group's files that has one; None for none."""
+    """Return the number of the first of a group's files with a number, else None."""
     for name in names:
         number = kernel_text(group / name).strip()
         if number.isdecimal():  # "max" has no number

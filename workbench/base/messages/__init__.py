@@ -1,1 +1,1 @@
-"""Messages between processes: requests and answers, the lines that carry them, Unix sockets."""
+"""Messages between processes: requests, answers, lines and Unix sockets."""

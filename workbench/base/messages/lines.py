@@ -39,7 +39,7 @@ def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
 
 
 def check_length(size: int, what: str) -> None:
-    """Raise TooLong for a message that the receiver would refuse for its length."""
+    """Raise TooLong for a message too long for the receiver."""
     if size > LARGEST:
         raise TooLong(f"{what} has {size >> 10} KiB; at most {LARGEST >> 10} KiB are accepted")
 

@@ -207,7 +207,7 @@ class Record(BaseModel):
         return {name: value for name, value in self if name in self.model_fields_set}
 
     def option_named(self) -> AbstractContextManager[None]:
-        """Let refusals of the block carry the option of this record that they are about."""
+        """Let refusals of the block carry the refused option of the record."""
         return option_named(self.as_given(), secret=self._secret())
 
     @classmethod
@@ -230,7 +230,7 @@ class Record(BaseModel):
 
     @classmethod
     def _refusal(cls, error: ValidationError, options: Mapping[str, object]) -> ConfigError:
-        """Word one error of pydantic for each option; unknown options come before all others."""
+        """Word an error of pydantic for every option; unknown options come first."""
         errors = error.errors(include_url=False, include_input=False)
         unknown = [str(each["loc"][0]) for each in errors if each["type"] == "extra_forbidden"]
         # The last unknown option without a hint of its class lists all options, once for all.
@@ -305,7 +305,7 @@ def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]]
 
 
 def _shown(value: object) -> str:
-    """Return a refused value for the message; of an object, which may hold secrets, its type."""
+    """Return a refused value for the message; the type of an object with possible secrets."""
     return (
         f"a {type(value).__name__}" if as_objects(as_list(value) or [value]) else shortened(value)
     )

@@ -176,7 +176,7 @@ def _losses(line: Line, report: Report) -> list[tuple[str, RunView]]:
 
 
 def _together(parts: Sequence[Part]) -> list[list[Part]]:
-    """Put parts together whose losses are comparable, such as runs of different lengths."""
+    """Put parts with comparable losses together, for example runs of different lengths."""
     together: dict[object, list[Part]] = {}
     for part in parts:
         together.setdefault(part.losses, []).append(part)

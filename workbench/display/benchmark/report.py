@@ -11,7 +11,6 @@ from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.result import HTML_NAME, Report
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.columns import MARKS
-from workbench.display.benchmark.memory import NO_MEMORY, memory_blocks
 from workbench.display.benchmark.plots import (
     NO_LOSS,
     NO_SCALING,
@@ -20,7 +19,6 @@ from workbench.display.benchmark.plots import (
 )
 from workbench.display.benchmark.published import published_blocks
 from workbench.display.benchmark.sections import (
-    answers_blocks,
     option_blocks,
     profile_blocks,
     provenance_blocks,
@@ -45,28 +43,23 @@ _MOST_CARRIED = 24 << 20  # bytes of archives in all cards: browsers open a larg
 
 
 def report_html(report: Report) -> str:
-    sheet = _sheet(report)
+    # Only a benchmark names missing figures.
+    sheet = sheet_of(report.groups)
+    sheet = sheet if report.of_benchmark else replace(sheet, unmeasured=())
     doc = Doc(blocks=_blocks(report, sheet, sheet_blocks(sheet)))
     return to_page(doc, report.title, "assets/report.css")
 
 
 def plots_doc(report: Report) -> Doc:
-    """State the pictures of the report alone, for a notebook: scaling, memory and losses."""
+    """State the pictures of the report alone, for a notebook: scaling and losses."""
     sheet = sheet_of(report.groups)
     return Doc(
         blocks=[
             *(scaling_blocks(sheet, PUBLISHED) or [Note(NO_SCALING)]),
-            *(memory_blocks(sheet) or [Note(NO_MEMORY)]),
             *(loss_blocks(sheet, report) or [Note(NO_LOSS)]),
         ],
         full=True,
     )
-
-
-def _sheet(report: Report) -> Sheet:
-    """Lay out the rows. Only a benchmark names missing figures."""
-    sheet = sheet_of(report.groups)
-    return sheet if report.of_benchmark else replace(sheet, unmeasured=())
 
 
 def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]:
@@ -75,9 +68,7 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
         "Options that differ": option_blocks(sheet),
         "Scaling": _scaling(sheet, report),
         "Loss": loss_blocks(sheet, report),
-        "Memory": memory_blocks(sheet),
         "Time of a step": profile_blocks(sheet, report),
-        "Answers": answers_blocks(sheet, report),
         "Published figures": published_blocks() if report.of_benchmark else [],
         "Provenance": provenance_blocks(sheet, report),
         "Every run": _runs(sheet, report),

@@ -1,11 +1,10 @@
-"""Parts of a report: options that differ, FLOPS profiles, answers, and details of every row."""
+"""Parts of a report: options that differ, FLOPS profiles, and details of every row."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 
 from workbench.base.json_values import get_object
 from workbench.base.table import Bar, Grid
@@ -15,7 +14,6 @@ from workbench.base.words import (
     duration,
     middle_cut,
     moment,
-    percent,
     pluralize,
     scaled,
     strip_controls,
@@ -24,17 +22,10 @@ from workbench.benchmark.result import Report
 from workbench.benchmark.row import BenchmarkRow
 from workbench.client.tables.run_rows import different_options
 from workbench.display.benchmark.sheet import Line, Sheet
-from workbench.display.kit.doc import Block, Code, Fold, Note, Table
-from workbench.display.records.answers import answers_grids
-from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.display.kit.doc import Block, Code, Note, Table
 from workbench.finetune.notebook.result import FineTuneCard
-from workbench.finetune.profile.compare import compare
 from workbench.finetune.profile.parse import Profile
 
-_ANSWERS = 8
-_MOST_LETTERS = 120  # of an answer: a model that repeats itself fills pages
-_MOST_PAIRS = 8
-_SIDE_BY_SIDE = 4
 _FINGERPRINT = 8  # letters of a commit or a fingerprint in a table
 
 
@@ -63,27 +54,14 @@ def _value(value: object) -> str:
 
 
 def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
-    """Put the FLOPS profiles side by side, and the first beside the others module by module."""
+    """Put the FLOPS profiles side by side."""
     profiles = []
     for line, card in _cards(sheet, report):
         if card.profile is not None:
             profiles.append((line, card.profile))
     if not profiles:
         return []
-    (first, one), *others = profiles
-    blocks: list[Block] = [Table(_profile_grid(profiles))]
-    pairs = [(line, other) for line, other in others if line.model == first.model]
-    if len(pairs) > _MOST_PAIRS:
-        words = (
-            f"Module by module: the first {_MOST_PAIRS} of "
-            f"{len(pairs)} rows beside row {first.label}"
-        )
-        blocks.append(Note(f"{words}; compare(one.profile, other.profile) shows any two."))
-    for line, other in pairs[:_MOST_PAIRS]:
-        pair = compare(one, other, names=(first.label, line.label))
-        tables = (Table(pair.summary()), Table(pair.table()))
-        blocks.append(Fold(f"row {line.label} beside row {first.label}, module by module", tables))
-    return blocks
+    return [Table(_profile_grid(profiles))]
 
 
 def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
@@ -139,82 +117,8 @@ def _time_bar(profile: Profile, longest_s: float) -> Bar:
     return Bar(parts=shares, words=", ".join(words))
 
 
-def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
-    """Compare the shares of right answers, and some answers of at most four rows."""
-    answered = []
-    for line, card in _cards(sheet, report):
-        if card.predictions:
-            answered.append((line, card.predictions))
-    if not answered:
-        return []
-    shares = _shares(answered)
-    beside = _beside(answered)
-    if beside is None:
-        return [Table(shares)]
-    grid = answers_grids(beside, _ANSWERS)[-1]
-    verdicts = [title for title in grid.columns if title == "right"]
-    grid = replace(grid, caption="Words that are not as expected are marked", whole=verdicts)
-    note = (
-        f"The same questions to {len(beside.names)} of the "
-        "rows, long answers cut; each run below has more of its answers, whole."
-    )
-    return [Table(shares), Note(note), Table(grid)]
-
-
-def _shares(answered: Sequence[tuple[Line, Predictions]]) -> Grid:
-    columns = ("row", "answers", "exactly right", "same logic", "same result")
-    rows = [
-        (
-            line.label,
-            count(len(p)),
-            percent(p.exact_match),
-            percent(p.logical_match),
-            percent(p.execution_match),
-        )
-        for line, p in answered
-    ]
-    return Grid(
-        columns=columns,
-        rows=rows,
-        right=columns[1:],
-        whole=columns,
-        caption="Answers to evaluation rows",
-    )
-
-
-def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
-    by_technique: dict[str, tuple[Line, Predictions]] = {}
-    for line, predictions in answered:
-        if line.technique in by_technique:
-            other, _ = by_technique[line.technique]
-            if line.row.pods <= other.row.pods:
-                continue
-        by_technique[line.technique] = (line, predictions)
-    # One row per technique, with the most pods; or all rows of a single technique.
-    chosen = list(by_technique.values()) if len(by_technique) > 1 else list(answered)
-    chosen = chosen[:_SIDE_BY_SIDE]
-    if len(chosen) < 2:
-        return None
-    # Only questions that every chosen row answered stand side by side.
-    asked = [{p.source: p for p in predictions} for _, predictions in chosen]
-    common = [source for source in asked[0] if all(source in others for others in asked)]
-    if not common:
-        return None
-    models = []
-    for by_source in asked:
-        cut = []
-        for source in common:
-            answer = by_source[source]
-            text = answer.predicted
-            if len(text) > _MOST_LETTERS:
-                text = f"{text[:_MOST_LETTERS]}…"
-            cut.append(replace(answer, predicted=text))
-        models.append(Predictions(tuple(cut)))
-    return Answers(names=[line.label for line, _ in chosen], models=models)
-
-
 def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, FineTuneCard]]:
-    """Return the lines whose runs have cards with profiles and answers."""
+    """Return the lines whose runs have cards with profiles."""
     cards = []
     for line in sheet.lines:
         card = report.card_of(line.row)

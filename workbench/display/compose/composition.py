@@ -83,7 +83,7 @@ class Composition(Mapping[str, Any]):
 
     @property
     def ranks(self) -> int:
-        """The number of ranks: one for `single`, else one per slot."""
+        """The number of ranks: 1 for `single`, else the number of slots."""
         if runs_alone(self["technique"]):
             return 1
         return int(self.value("count")) * self.pods.slots

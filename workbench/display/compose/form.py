@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,10 +298,7 @@ class _FormView:
                 put(bundle, self._name)
         is_due = preview.memory and not preview.is_counted
         if is_due and self._counting.acquire(blocking=False):
-            act_in_thread(self._count, self._say_problem, "compose-count")
-
-    def _say_problem(self, words: str) -> None:
-        self._say(words, is_bad=True)
+            act_in_thread(self._count, partial(self._say, is_bad=True), "compose-count")
 
     def _say(self, status: str | None = None, *, is_bad: bool = False, **state: object) -> None:
         words = {} if status is None else {"status": status, "is_bad": is_bad}

@@ -31,7 +31,7 @@ _STILL_S = 30.0  # between images during a run, for front ends that strip SVG an
 class Watched(Protocol):
     @property
     def name(self) -> str:
-        """Name of the picture, for readers who cannot see it."""
+        """Name of the picture, for readers without sight."""
         ...
 
     @property

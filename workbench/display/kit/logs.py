@@ -33,7 +33,7 @@ _PRINTED = _Printed()
 
 @dataclass(frozen=True, slots=True)
 class FoldedLine:
-    """A line with the ranks that printed it or a similar line."""
+    """A line with the ranks of equal and similar lines."""
 
     text: str
     """The line as its first rank printed it."""

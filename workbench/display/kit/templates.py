@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 from workbench.base.table import DONE, Bar, Grid, Key, Toned, bar_parts, cell_text
-from workbench.base.words import middle_cut, short_list, strip_controls
+from workbench.base.words import middle_cut, strip_controls
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import COLOURS
 
@@ -109,7 +108,7 @@ def _environment() -> Environment:
 
 
 def _finalized(value: object) -> object:
-    """Remove control characters from a value that a template writes, unless it is markup."""
+    """Remove control characters from a written value, unless the value is markup."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return clean(value)
     return value
@@ -138,11 +137,8 @@ def _source(name: str) -> str:
     return f"'sha256-{b64encode(digest).decode()}'"
 
 
-def html_table(grid: Grid, *, bare: bool = False) -> str:
-    """Draw a table. Cells of a `bare` one are small: the style sheet alone dresses them.
-
-    Columns of a grid with `stay` that are out of sight in a cell stand in a fold.
-    """
+def html_table(grid: Grid) -> str:
+    """Draw a table. Columns of a grid with `stay` that are out of sight in a cell are in a fold."""
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
     first, more = _split(grid)
     return str(
@@ -155,23 +151,8 @@ def html_table(grid: Grid, *, bare: bool = False) -> str:
             cut=[title in grid.cut for title in grid.columns],
             bars={**bars, DONE: _TONES["busy"]},
             legend=bars,
-            bare=bare,
             tones=_TONES,
         )
-    )
-
-
-def in_sight(grid: Grid) -> Grid:
-    """Return the columns of a grid that are in sight in a cell; the caption names the others."""
-    first, more = _split(grid)
-    hidden = [title for title in (grid.columns[n] for n in more) if title not in grid.stay]
-    words = f"; hidden columns: {short_list(hidden)}" if hidden else ""
-    return replace(
-        grid,
-        columns=[grid.columns[n] for n in first],
-        rows=[[row[n] for n in first] for row in grid.rows],
-        keys=[[keys[n] for n in first] for keys in grid.keys],
-        caption=f"{grid.caption}{words}",
     )
 
 
@@ -182,7 +163,7 @@ def _column_px(title: str, texts: Iterable[str]) -> float:
 
 
 def _split(grid: Grid) -> tuple[list[int], list[int]]:
-    """Return the columns that have room in a cell, and the columns that do not."""
+    """Return the columns with room in a cell, and the other columns."""
     first = []
     more = []
     reach = 0.0

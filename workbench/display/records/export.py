@@ -77,7 +77,7 @@ def model_card_doc(card: ModelCard) -> Doc:
 
 
 def manifest_doc(manifest: Manifest) -> Doc:
-    """State a manifest, its YAML without the packed files; its text is its YAML alone."""
+    """State a manifest, with the YAML without packed files; the text is the YAML alone."""
     ranks = f", each with {manifest.slots} ranks" if manifest.slots > 1 else ""
     pairs = [
         ("nodes", f"{manifest.nodes}{ranks}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from workbench.base.table import Grid, Tone, Toned, text_table
+from workbench.base.table import Grid, Tone, Toned
 from workbench.base.words import UNKNOWN, count, moment, number, percent, pluralize, short_list
 from workbench.client.tables.comparison import ComparisonPlot, RunComparison
 from workbench.client.tables.history import History
@@ -32,13 +32,11 @@ from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import plot_svg
-from workbench.display.kit.templates import html_table, in_sight
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 from workbench.rundir.state import RunState
 
 _RUNS = 50
-_MOST_RUNS = 200  # in HTML: the first 50, and folds of 50
 _FILTERED_FROM = 10
 _FILTER = "Filter: words of any column"
 _TONES: Mapping[str, Tone] = {
@@ -56,32 +54,13 @@ _OUTPUTS = 3  # outputs of a comparison: differences and plot, its PNG, tables
 
 
 def history_doc(history: History) -> Doc:
-    """State the newest runs, and the next in folds. HTML has a field that filters all of them."""
-    first = Table(history_grid(history, _RUNS), width=80)
-    if len(history) <= _FILTERED_FROM:
-        return Doc(blocks=[first], full=True)
-    place = Markup('<div class="wb-filter" title="{}"></div>').format(_FILTER)
-    blocks: list[Block] = [Raw(str(place))]
-    if len(history) <= _RUNS:
-        return Doc(blocks=[*blocks, first], full=True)
-    # All pages have the columns of the longest table that are in sight.
-    grid = in_sight(history_grid(history, _MOST_RUNS))
-    whole = replace(grid, rows=grid.rows[:_RUNS], keys=grid.keys[:_RUNS])
-    pages = [Markup('<div class="wb-wide" tabindex="0">{}</div>').format(Markup(html_table(whole)))]
-    for begin in range(_RUNS, len(grid.rows), _RUNS):
-        end = min(begin + _RUNS, len(grid.rows))
-        page = replace(grid, rows=grid.rows[begin:end], keys=grid.keys[begin:end], caption="")
-        fold = Markup(
-            '<details><summary>runs {} to {}</summary><div class="wb-wide">{}</div></details>'
-        )
-        pages.append(fold.format(begin, end - 1, Markup(html_table(page, bare=True))))
-    rest = f"history()[{_RUNS}:] shows the older runs"
-    text = f"{text_table(first.grid, first.width)}\n{rest}"
-    blocks.append(Raw(str(Markup("").join(pages)), text))
-    if len(history) > _MOST_RUNS:
-        older = pluralize(len(history) - _MOST_RUNS, "older run")
-        note = Note(f"{older}: history()[{_MOST_RUNS}:] shows them")
-        blocks.append(Raw(str(blocks_html([note]))))
+    """State the newest runs. HTML has a field for filtering the rows."""
+    blocks: list[Block] = [Table(history_grid(history, _RUNS), width=80)]
+    if len(history) > _FILTERED_FROM:
+        place = Markup('<div class="wb-filter" title="{}"></div>').format(_FILTER)
+        blocks.insert(0, Raw(str(place)))
+    if len(history) > _RUNS:
+        blocks.append(Note(f"history()[{_RUNS}:] shows the older runs"))
     return Doc(blocks=blocks, full=True)
 
 

@@ -53,7 +53,7 @@ def plan_doc(table: PlanTable) -> Doc:
 
 
 def _transfers(table: PlanTable) -> list[Block]:
-    """State the bytes through this machine and each pod, and their time."""
+    """State the bytes through this machine and a pod, and the time."""
     row = table.moved
     if row is None:
         return []

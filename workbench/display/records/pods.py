@@ -26,7 +26,6 @@ _TONES: Mapping[Verdict, Tone] = {
     Verdict.ABSENT: "quiet",
 }
 _LETTERS = 40  # of a finding in a line of text
-_SHARED = 1.2  # pods that compute this times slower together share a processor
 
 
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
@@ -121,12 +120,7 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
         return []
     bandwidth = exchange.bandwidth_gb_per_s
     speed = UNKNOWN if bandwidth is None else f"{bandwidth:.2f} GB/s"
-    shared = ""
-    if exchange.slowdown > _SHARED:
-        shared = f" While all pods compute, each takes {exchange.slowdown:.1f} times as long."
-    return [
-        f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}{shared}"
-    ]
+    return [f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}"]
 
 
 def _prediction(exchange: Exchange) -> str:

@@ -203,7 +203,7 @@ class RunPage:
         return with_points
 
     def _undrawn(self) -> str:
-        """Name the figures that have no plot here, and the call that draws them."""
+        """Name the figures without a plot here, and the call to draw a plot."""
         parts = []
         names = self._plot_names()[_MOST_PLOTS:]
         if names:
@@ -240,7 +240,7 @@ class RunPage:
 
 
 def _with_words(plot: Plot) -> str:
-    """Draw a plot, with its words for places that strip SVG."""
+    """Draw a plot, with words for places without SVG."""
     drawn = plot_svg(plot)
     return Markup(drawn) + stripped_words(plot_words(plot)) if drawn else ""
 
@@ -338,7 +338,7 @@ def card_html(card: Card) -> str:
 
 
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
-    """Draw all of a card but its title, for a page that may hold several.
+    """Draw all of a card but the title, for a page with several cards.
 
     With `carry`, the card contains the recipe and the archive of its files, without their text.
     """

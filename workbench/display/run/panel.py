@@ -68,7 +68,7 @@ def show_run_plot(it: RunPlot) -> None:
 
 
 class PlotPanel(Watched):
-    """A single plot of a run, which is drawn again as its points arrive."""
+    """A single plot of a run, drawn again as points arrive."""
 
     def __init__(self, it: RunPlot):
         self.view = RunView(it.path, curves_of(it.name))

@@ -81,7 +81,7 @@ def _find_uv(path: Path) -> str:
 
 
 def read_toml(content: str, where: str) -> dict[str, Json]:
-    """Read a stranger's TOML in a time that grows with its length alone."""
+    """Read a stranger's TOML in a time linear in the length."""
     if _LONG_KEY.search(content.replace('"', "").replace("'", "")):
         raise ConfigError(f"{where} has a key of more than 100 parts; shorten the key")
     try:

@@ -17,7 +17,6 @@ from workbench.jobs.requirements.requirements import (
     OPTIONS,
     WITHOUT_HEADER,
     Requirements,
-    check_pins,
     check_secrets,
     check_specifier,
     parsed,
@@ -84,7 +83,6 @@ def _checked(
             )
         return None
     check_secrets([*found.lines, *found.constraints], found.source, environment)
-    check_pins([*found.lines, *found.constraints], found.source)
     notes = settings_of_uv(environment) if found.packages else []
     return replace(found, isolated=isolated, notes=[*found.notes, *notes])
 

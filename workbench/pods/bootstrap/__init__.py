@@ -1,1 +1,1 @@
-"""Our side inside a pod that we start: its SSH daemon, guardian, addresses and memory limit."""
+"""Our side inside a pod: SSH daemon, guardian, addresses and memory limit."""

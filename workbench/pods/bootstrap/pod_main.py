@@ -359,7 +359,7 @@ def announce_shutdown(root: Path, leave_s: float = LEAVE_S) -> None:
 
 
 def reap() -> dict[int, int]:
-    """Collect children that ended; return their exit codes (a signal as a negative number)."""
+    """Collect ended children; return the exit codes (a signal as a negative number)."""
     ended: dict[int, int] = {}
     while True:
         try:

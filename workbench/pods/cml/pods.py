@@ -192,7 +192,7 @@ class CMLPods(Place):
         return self.refresh()
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the workers over, by the ids that their keeper noted."""
+        """Take the workers over, by the noted ids."""
         self._api.find()
         noted = self._recall(context.directory)
         if any(pod.name not in noted for pod in pods):

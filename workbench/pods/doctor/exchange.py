@@ -1,4 +1,4 @@
-"""Speed of collectives between the ranks of pods, and slowdown of a pod by the others.
+"""Speed of collectives between the ranks of pods.
 
 The processes end with their stdin.
 """
@@ -27,7 +27,7 @@ _END_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """Measurements between the pods, with one process for each slot of each pod."""
+    """Measurements between the pods, with a process for every slot of every pod."""
 
     pods: int
     ranks: int = 0
@@ -42,9 +42,6 @@ class Exchange:
     sizes: tuple[tuple[int, float], ...] = ()
     """Pairs of size in bytes and median seconds of an all-reduce, in growing size. The first size
     above 0.5 s is the last."""
-    slowdown: float = 1.0
-    """How many times longer a pod takes to compute while all pods do, at least 1. Pods that share
-    a processor are slower."""
     problem: str = ""
 
     @property
@@ -136,7 +133,6 @@ def _converse(
         request = {
             "rank": rank,
             "slots": pod.slots,
-            "alone": pods[0].slots,
             "world_size": sum(each.slots for each in pods),
             "address": pods[0].address,
             "defaults": interface_variables([interface] if interface else []),
@@ -182,8 +178,6 @@ def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
             fields["transports"] = tuple(map(str, line["transports"]))
         elif "bytes" in line:
             sizes.append((line["bytes"], line["took_s"]))
-        elif "slowdown" in line:
-            fields["slowdown"] = line["slowdown"]
         elif "problem" in line:
             fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):

@@ -51,7 +51,7 @@ def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime | None]:
         if shown is None:
             continue
         key_id = _NAME.search(shown)
-        name = path or _of_agent(key_id[1] if key_id else "")
+        name = path or f"{strip_controls(key_id[1] if key_id else '')[:100]!r} of the agent"
         end = _ENDS.search(shown)
         if not _CERTIFICATE.search(shown):
             found[name] = None
@@ -134,10 +134,6 @@ def _is_certificate(line: str) -> bool:
 def _text_of(certificate: str) -> str:
     """Return a line's certificate without the comment: a file and an agent may hold the same."""
     return certificate.split()[1]
-
-
-def _of_agent(key_id: str) -> str:
-    return f"{strip_controls(key_id)[:100]!r} of the agent"
 
 
 def _output(argv: Sequence[str], given: str, agent: str = "") -> str | None:

@@ -19,7 +19,6 @@ from workbench.pods.ssh.transport import (
     handshake,
     log_in,
     proven_key,
-    reach,
 )
 
 _KINDS = (
@@ -31,19 +30,10 @@ _KINDS = (
 )
 
 
-def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Check a host's key and log in; return the keys of the host and its jump host."""
-    if host.jump is None:
-        return _try_one(host, trust, timeout_s, None), ""
-    hop_key = _try_one(host.jump, trust, timeout_s, None)
-    hop = reach(_destination(host.jump, hop_key, timeout_s), timeout_s)
-    try:
-        return _try_one(host, trust, timeout_s, hop), hop_key
-    finally:
-        hop.close()
-
-
-def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transport | None) -> str:
+def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> str:
+    """Check a host's key and log in; return the key."""
+    if host.jump is not None:
+        raise ConfigError(nameless(f"the login through the jump host {host.jump.address}"))
     check_key_file(Path(host.key))
     expected = vouched(host, trust)
     if not expected:
@@ -51,7 +41,7 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
             f"{nameless('the check of a host key in known_hosts')}. Or give"
             f' SSHPods(…, trust={{"{host.address}": FINGERPRINT}})'
         )
-    transport = _prove_key(host, expected, timeout_s, hop)
+    transport = _prove_key(host, expected, timeout_s)
     try:
         shown = proven_key(transport)
         mark = fingerprint(shown)
@@ -66,10 +56,10 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
         transport.close()
 
 
-def _prove_key(host: Host, expected: str, timeout_s: float, hop: Transport | None) -> Transport:
+def _prove_key(host: Host, expected: str, timeout_s: float) -> Transport:
     """Make the host prove a key, of the vouched fingerprint's type if possible."""
     destination = _destination(host, "", timeout_s)
-    first = handshake(connect(destination, timeout_s, hop), destination, _KINDS[:1], timeout_s)
+    first = handshake(connect(destination, timeout_s), destination, _KINDS[:1], timeout_s)
     if fingerprint(proven_key(first)) == expected:
         return first
     for kind in _KINDS:  # the fingerprint may be that of a key of another type
@@ -77,7 +67,7 @@ def _prove_key(host: Host, expected: str, timeout_s: float, hop: Transport | Non
             continue
         try:
             other = handshake(
-                connect(destination, timeout_s, hop), destination, [kind], timeout_s, only=True
+                connect(destination, timeout_s), destination, [kind], timeout_s, only=True
             )
         except PodError:
             continue

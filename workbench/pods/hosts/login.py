@@ -215,7 +215,8 @@ class Logins:
                 " (chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys), or name another user or key"
             )
         # No known cause: show how to see which keys were tried.
-        command = shlex.join(["ssh", "-v", *self._shown_options(), host.address])
+        file = ["-F", self._config] if isinstance(self._config, str) else []
+        command = shlex.join(["ssh", "-v", *file, host.address])
         return (
             self._key_files(host)
             + f"`{command}` in a terminal shows which keys ssh tried. A key with a passphrase must"
@@ -232,9 +233,6 @@ class Logins:
                     refused = f"the account does not accept the key {path}"
                     reasons.append(key_remedy(path) or refused)
         return f"The ssh configuration names these keys: {'; '.join(reasons)}. " if reasons else ""
-
-    def _shown_options(self) -> Sequence[str]:
-        return ["-F", self._config] if isinstance(self._config, str) else []
 
 
 def vouched(host: Host, trust: Mapping[str, str]) -> str:

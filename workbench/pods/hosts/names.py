@@ -196,7 +196,7 @@ def completed(host: Host, *, user: str, port: int, key: str) -> Host:
 
 
 def check_between(hosts: Sequence[Host]) -> None:
-    """Refuse hosts that cannot reach each other by their addresses, as a tunnel's ends."""
+    """Refuse hosts without addresses for the other hosts, such as a tunnel's ends."""
     example = '{"address": "NAME", "internal_address": "10.0.0.5"}'
     seen: dict[str, str] = {}
     for host in hosts:

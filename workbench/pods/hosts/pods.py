@@ -272,9 +272,9 @@ class SSHPods(Place):
         limit_s = self.connect_timeout_s
 
         def log_in(number: int, host: Host) -> Pod:
-            keys = try_login(host, self.trust, provision.STEP * limit_s)
+            host_key = try_login(host, self.trust, provision.STEP * limit_s)
             pod = provision.pod_of(number, host, spec, control="", connect_timeout_s=limit_s)
-            return provision.direct(pod, host, *keys)
+            return replace(pod, key=host.key, host_key=host_key)
 
         return provision.connect_all(hosts, log_in, limit_s, context.report)
 
@@ -384,7 +384,7 @@ class SSHPods(Place):
             for each in list(self._masters.values()):
                 each.master.close()
         with self._working:
-            provision.on_all_hosts(self._leave, self._pods, self._pods)
+            provision.on_all_hosts(self._leave, self._pods)
             for connection in self._connections.values():
                 connection.close()
             for each in self._masters.values():
@@ -474,7 +474,7 @@ class SSHPods(Place):
             self._logs[pod.name] = [f"{pod.address}: {host}"]
             return host
 
-        facts = provision.on_all_hosts(enter, range(len(self._pods)), self._pods)
+        facts = provision.on_all_hosts(enter, range(len(self._pods)))
         provision.check_hosts(self._pods, facts, spec)
         for pod, host in zip(self._pods, facts, strict=True):
             if few := spec.few_cores(host.cores):

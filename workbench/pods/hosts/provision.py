@@ -27,7 +27,7 @@ from workbench.base.machine import limits, nvml, seats
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.names import Host
-from workbench.pods.pod import Jump, Pod, Report, no_report
+from workbench.pods.pod import Pod, Report, no_report
 from workbench.pods.pod_spec import PodSpec
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFacts:
-    """What a host told of itself when its pod's folder was made."""
+    """Facts of a host at the making of the pod's folder."""
 
     root: str
     python: str
@@ -97,8 +97,8 @@ def connect_all(
     report: Report = no_report,
 ) -> list[R]:
     """Log in to all hosts at once. Report slow hosts."""
-    through = [host.jump or host.is_behind for host in hosts]
-    pool = ThreadPoolExecutor(max_workers=_at_once(through))
+    is_through = any(host.jump or host.is_behind for host in hosts)
+    pool = ThreadPoolExecutor(max_workers=_AT_ONCE_THROUGH if is_through else _AT_ONCE)
     try:
         futures = [pool.submit(log_in, number, host) for number, host in enumerate(hosts)]
         all_named_s = _ALL_NAMED * timeout_s
@@ -129,9 +129,9 @@ def connect_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
+def on_all_hosts(action: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Run an action for all items in parallel; errors name the pods."""
-    with ThreadPoolExecutor(max_workers=_at_once([pod.jump for pod in pods])) as pool:
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         futures = [pool.submit(action, item) for item in items]
         wait(futures)
     _raise_all(futures, [""] * len(futures))
@@ -319,7 +319,7 @@ def _far_end_script() -> str:
 
 
 def _without_own_imports(module: ModuleType) -> str:
-    """Return a module's text without its imports from this package, for the single script."""
+    """Return a module's text without imports from this package, for the single script."""
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
     for statement in ast.parse(source).body:
@@ -329,10 +329,6 @@ def _without_own_imports(module: ModuleType) -> str:
             for number in range(statement.lineno - 1, statement.end_lineno or 0):
                 lines[number] = "\n"
     return "".join(lines)
-
-
-def _at_once(jumps: Sequence[object]) -> int:
-    return _AT_ONCE_THROUGH if any(jumps) else _AT_ONCE
 
 
 def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str], if_late: str = "") -> None:
@@ -376,17 +372,6 @@ def pod_of(
         control=control,
         connect_timeout_s=connect_timeout_s,
     )
-
-
-def direct(pod: Pod, host: Host, host_key: str, jump_key: str) -> Pod:
-    """Return the pod for logins of its own, by the keys that the hosts proved."""
-    via = host.jump
-    jump = None
-    if via is not None:
-        jump = Jump(
-            address=via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key
-        )
-    return replace(pod, key=host.key, host_key=host_key, jump=jump, control="")
 
 
 def with_facts(pod: Pod, host: HostFacts) -> Pod:

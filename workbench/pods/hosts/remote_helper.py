@@ -173,7 +173,7 @@ def enter(
 
 
 def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str:
-    """Run the lines, and add the variables that they set. Return why a line failed, or nothing."""
+    """Run the lines, and add the set variables. Return why a line failed, or nothing."""
     before, after = place / "before", place / "after"
     # Each line runs by itself, so that the first failing line can be named.
     quoted = [shlex.quote(line) for line in lines]

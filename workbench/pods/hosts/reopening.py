@@ -18,7 +18,7 @@ _END_S = 1.0  # for ssh's own words on its time limit
 
 
 class Reopening:
-    """A host's connection, as its place looks after it."""
+    """A host's connection, watched by the place."""
 
     def __init__(self, master: Master, connect_timeout_s: float) -> None:
         self.master = master

@@ -8,20 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.pods.hosts.names import Host
-from workbench.pods.route import is_loopback
-from workbench.pods.ssh.identity import config_path
+from workbench.pods.ssh.identity import CIPHERS, config_path
 
 # What OpenSSH still offers of old digests, where no configuration decides on them.
 _NOT_WEAK = "MACs=-hmac-sha1*,hmac-md5*"
-# OpenSSH 9's first choice takes six times the CPU in the client, so another comes first. The choice
-# protects from an eavesdropper who records the bytes now and decrypts them in years.
-_ON_LOOPBACK = "KexAlgorithms=^curve25519-sha256,curve25519-sha256@libssh.org"
-# OpenSSH's own first choice, ChaCha20, takes more than twice the time of AES where the processor
-# has instructions for AES. The rest are OpenSSH's other defaults.
-_CIPHERS = (
-    "Ciphers=aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com"
-    ",aes128-ctr,aes192-ctr,aes256-ctr"
-)
 
 
 def given(host: Host, config: bool | str) -> list[str]:
@@ -33,9 +23,8 @@ def given(host: Host, config: bool | str) -> list[str]:
     pairs = []
     if config is False:
         words += ["-F", "none"]
-        pairs += ["IdentityAgent=none", "PreferredAuthentications=publickey", _NOT_WEAK, _CIPHERS]
-        if host.jump is None and is_loopback(host.address):
-            pairs.append(_ON_LOOPBACK)
+        pairs += ["IdentityAgent=none", "PreferredAuthentications=publickey"]
+        pairs += [_NOT_WEAK, f"Ciphers={CIPHERS}"]
     elif config is not True:
         words += ["-F", config]
     if host.user:

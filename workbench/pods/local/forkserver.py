@@ -63,7 +63,7 @@ class ForkServer:
             )
 
     def end(self) -> None:
-        """End it; the warm servers that it forked stay for as long as their agents. Idempotent."""
+        """End the server; forked warm servers stay as long as the agents. Idempotent."""
         self._process.kill()  # it holds nothing, and its parent may have had SIGTERM ignored
         self._process.wait()
         if self._process.stdin is not None:

@@ -81,7 +81,7 @@ class RemoteStream:
             raise ConnectionError(str(self.error(f"cannot be written to: {error}"))) from error
 
     def read(self, timeout_s: float | None) -> bytes:
-        """Return some bytes of its stdout, none at the end. TimeoutError: it wrote none in time."""
+        """Return some bytes of stdout, none at the end. TimeoutError: no byte came in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.answer.exit_code is None:
             self._drain_stderr()
@@ -116,7 +116,7 @@ class RemoteStream:
         return -1 if code is not None and self.answer.has_started else code
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end and return its exit code; None if it still runs."""
+        """Wait for the end and return the exit code; None if the command still runs."""
         self.channel.await_end(timeout_s)
         return self.exit_code
 
@@ -154,7 +154,7 @@ class RemoteStream:
         )
 
     def no_command(self) -> NoCommand:
-        """Make the error for a login that ended before it started the command."""
+        """Make the error for a login without a started command."""
         code = self.exit_code
         return NoCommand(
             why_no_command(self.login, code, self.stderr.strip() or self.answer.words),

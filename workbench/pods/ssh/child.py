@@ -1,4 +1,4 @@
-"""Commands on a host over its standing connection: `ssh` children of this process."""
+"""Commands on a host over the standing connection: `ssh` children of the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MasterLine:
         return self._wanted and stands(Path(self._pod.control))
 
     def open(self) -> None:
-        """Check that the connection stands. Its owner opens a broken one again."""
+        """Check that the connection stands. The owner opens a broken connection again."""
         if not stands(Path(self._pod.control)):
             raise PodError(gone(self._pod.address))
         self._wanted = True

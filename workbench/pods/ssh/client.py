@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _send(stream: RemoteStream) -> None:
-    """Carry this process's input to the command, up to its end."""
+    """Carry the input of the process to the command, up to the end."""
     with contextlib.suppress(OSError):  # the command has ended; its exit code says why
         while data := os.read(0, _PIECE):
             stream.write(data)

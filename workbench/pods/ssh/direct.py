@@ -8,12 +8,11 @@ from __future__ import annotations
 import select
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import paramiko
 
 from workbench.base.errors import RemoteError
-from workbench.pods.pod import Jump, Pod
+from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Channel
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.login import to_bytes
@@ -35,7 +34,6 @@ class DirectLine:
         self._pod = pod
         self._identity = identity
         self._transport: paramiko.Transport | None = None
-        self._hop: paramiko.Transport | None = None
 
     @property
     def is_open(self) -> bool:
@@ -43,25 +41,14 @@ class DirectLine:
 
     def open(self) -> None:
         """Connect, check the host key, log in."""
-        if self._pod.jump is not None:
-            hop = self._jump(self._pod.jump)
-            self._hop = reach(hop, self.timeout_s)
-        try:
-            self._transport = reach(self._destination(), self.timeout_s, self._hop)
-        except BaseException:
-            self.close()
-            raise
-        for transport in (self._transport, self._hop):
-            if transport is not None:
-                transport.set_keepalive(_KEEPALIVE_S)
-                transport.sock.settimeout(_WAKES_S)
+        self._transport = reach(self._destination(), self.timeout_s)
+        self._transport.set_keepalive(_KEEPALIVE_S)
+        self._transport.sock.settimeout(_WAKES_S)
 
     def close(self) -> None:
-        for transport in (self._transport, self._hop):
-            if transport is not None:
-                transport.close()
+        if self._transport is not None:
+            self._transport.close()
         self._transport = None
-        self._hop = None
 
     def start(self, words: Sequence[str]) -> Channel:
         try:
@@ -100,17 +87,6 @@ class DirectLine:
             key=self._identity.key_for(pod),
             pinned=self._identity.pinned(pod.address, pod.ssh_port),
             connect_timeout_s=pod.connect_timeout_s,
-        )
-
-    def _jump(self, jump: Jump) -> Destination:
-        return Destination(
-            name=f"the jump host of {self._pod.name}",
-            address=jump.address,
-            port=jump.port,
-            user=jump.user,
-            key=Path(jump.key),
-            pinned=self._identity.pinned(jump.address, jump.port),
-            connect_timeout_s=self._pod.connect_timeout_s,
         )
 
 

@@ -376,7 +376,7 @@ def run(
     executable: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run an `ssh` that ends by itself, and end the programs that it started.
+    """Run an `ssh` to the end, and end all started programs.
 
     Raises:
         subprocess.TimeoutExpired: After the limit.

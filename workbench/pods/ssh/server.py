@@ -46,7 +46,7 @@ class ServerConfig:
 
 
 class _Session(paramiko.ServerInterface):  # type: ignore[misc]
-    """A connection: its login and its commands."""
+    """A connection, with the login and the commands."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._key = check_key_line(config.public_key)
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def _serve(wire: socket.socket, key: paramiko.PKey, config: ServerConfig) -> None:
-    """Serve a connection to its end, and end this process."""
+    """Serve a connection to the end, and end the process."""
     code = 1
     try:
         transport = paramiko.Transport(wire)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import paramiko
 from paramiko import Transport as Transport
@@ -35,8 +34,6 @@ _WEAK = {
     "pubkeys": ["ssh-dss", "ssh-rsa"],
 }
 
-Wire: TypeAlias = "socket.socket | paramiko.Channel"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
@@ -57,9 +54,7 @@ class Destination:
         return f"{self.address}:{self.port}"
 
 
-def reach(
-    destination: Destination, timeout_s: float, through: Transport | None = None
-) -> Transport:
+def reach(destination: Destination, timeout_s: float) -> Transport:
     check_key_file(destination.key)
     if not destination.pinned:
         raise PodError(
@@ -67,7 +62,7 @@ def reach(
             f" {destination.name} is no pod of the cluster"
         )
     kinds = [line.split(" ")[0] for line in destination.pinned]
-    transport = handshake(connect(destination, timeout_s, through), destination, kinds, timeout_s)
+    transport = handshake(connect(destination, timeout_s), destination, kinds, timeout_s)
     try:
         check_host_key(transport, destination)
         log_in(transport, destination)
@@ -77,14 +72,11 @@ def reach(
     return transport
 
 
-def connect(destination: Destination, timeout_s: float, through: Transport | None = None) -> Wire:
-    """Open the TCP connection, or a channel of the jump host's that leads there."""
+def connect(destination: Destination, timeout_s: float) -> socket.socket:
     name = destination.name
     where = destination.where
     limit_s = min(timeout_s, destination.connect_timeout_s)
     try:
-        if through is not None:
-            return _forwarded(through, destination, limit_s)
         return socket.create_connection((destination.address, destination.port), timeout=limit_s)
     except ConnectionRefusedError as error:
         raise PodError(f"{name}: {where} refused the connection; its sshd does not run") from error
@@ -94,31 +86,15 @@ def connect(destination: Destination, timeout_s: float, through: Transport | Non
         raise PodError(f"{name}: cannot connect to {where}: {error.strerror or error}") from error
 
 
-def _forwarded(through: Transport, destination: Destination, limit_s: float) -> paramiko.Channel:
-    try:
-        return through.open_channel(
-            "direct-tcpip",
-            (destination.address, destination.port),
-            ("127.0.0.1", 0),
-            timeout=limit_s,
-        )
-    except paramiko.ChannelException as error:
-        raise OSError(f"the jump host answers: {error.text}") from error
-    except (EOFError, paramiko.SSHException) as error:
-        if "timeout" in str(error).lower():
-            raise TimeoutError(str(error)) from error
-        raise OSError(f"the jump host opened no way there: {error}") from error
-
-
 def handshake(
-    wire: Wire,
+    wire: socket.socket,
     destination: Destination,
     kinds: Sequence[str],
     timeout_s: float,
     *,
     only: bool = False,
 ) -> Transport:
-    """Agree on keys; the host proves one of its keys here."""
+    """Agree on keys; the host proves a key here."""
     limit_s = min(timeout_s, max(_BANNER_S, destination.connect_timeout_s))
     logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
     transport = Transport(wire, disabled_algorithms=_WEAK)

@@ -1,1 +1,1 @@
-"""Functions that the ranks call. Only these modules import torch."""
+"""Functions for ranks. No other module of the room imports torch."""

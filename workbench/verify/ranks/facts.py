@@ -68,7 +68,7 @@ def how_started(predictions: list[str], references: list[str]) -> dict[str, floa
 
 
 def cores_of_rank() -> dict[str, int]:
-    """Return the number of cores that this rank may use, and the number of its threads."""
+    """Return the numbers of usable cores and of threads of the rank."""
     import os
 
     import torch

@@ -71,7 +71,7 @@ def look(place: int) -> Look:
 
 
 def with_marker(style: Look, place: int) -> Look:
-    """Return the look with the marker that is `place` after its own."""
+    """Return the look with the marker `place` further on."""
     marker = _MARKERS[(_MARKERS.index(style.marker) + place) % len(_MARKERS)]
     return replace(style, marker=marker)
 

@@ -450,7 +450,7 @@ def share_glyphs(page: str) -> str:
 
 
 def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
-    """Draw the parts visible under the pointer: bands side by side, each with its words."""
+    """Draw the parts visible under the pointer: bands side by side, all with words."""
     series = [one for one in plot.series if one.look.marker and one.ys]
     xs = _places(series, axis)
     left, bottom, right, top = axes.bbox.extents

@@ -8,33 +8,22 @@ if (!window.wbSort) {
     const text = rows[0].cells[column]?.dataset.v;
     return !text ? null : isNaN(text) ? text : Number(text);
   };
-  // The rows after the first go on in folded tables, which have the class wb-bare.
-  const pages = (table) => {
-    const view = table.closest(".wb");
-    return view?.querySelector(".wb-bare") ? [...view.querySelectorAll(".wb-sort")] : [table];
-  };
   const sort = (title) => {
     const order = title.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
     const sign = order === "ascending" ? 1 : -1;
-    const tables = pages(title.closest("table"));
-    for (const table of tables) {
-      table.querySelectorAll("th[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
-      table.rows[title.parentElement.rowIndex].cells[title.cellIndex].setAttribute("aria-sort", order);
-    }
-    // A table alone keeps its parts apart; pages are sorted as one table, and stay as long as they are.
-    const parts = tables.length > 1 ? [tables.map((table) => table.tBodies[0])] : [...tables[0].tBodies].map((body) => [body]);
-    for (const bodies of parts) {
-      const lengths = bodies.map((body) => body.rows.length);
+    const table = title.closest("table");
+    table.querySelectorAll("th[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+    title.setAttribute("aria-sort", order);
+    for (const body of table.tBodies) {
       const groups = []; // a row without keys goes with the one above it
-      for (const row of bodies.flatMap((body) => [...body.rows])) {
+      for (const row of body.rows) {
         if (row.querySelector("[data-v]") || !groups.length) groups.push([row]);
         else groups.at(-1).push(row);
       }
       const keyed = groups.map((rows) => [sortedBy(rows, title.cellIndex), rows]);
       keyed.sort(([a], [b]) => a === null || b === null ? (a === null) - (b === null)
         : sign * (a < b ? -1 : a > b ? 1 : 0));
-      const sorted = keyed.flatMap(([, rows]) => rows);
-      bodies.forEach((body, n) => body.append(...sorted.splice(0, lengths[n])));
+      body.append(...keyed.flatMap(([, rows]) => rows));
     }
     const field = title.closest(".wb")?.querySelector(".wb-filter input");
     if (field?.value) filter(field);
@@ -43,19 +32,13 @@ if (!window.wbSort) {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
     let found = 0, total = 0;
     for (const table of field.closest(".wb").querySelectorAll(".wb-sort")) {
-      let here = 0;
+      const isFold = table.closest("details"); // the same rows, with more columns
       for (const row of table.tBodies[0].rows) {
         const text = row.textContent.toLowerCase();
         row.hidden = !words.every((word) => text.includes(word));
-        here += !row.hidden;
-        total += 1;
+        found += !row.hidden && !isFold;
+        total += !isFold;
       }
-      found += here;
-      const fold = table.closest("details");
-      if (!fold) continue;
-      fold.hidden = !here;
-      if (words.length && !fold.open) fold.dataset.filtered = fold.open = true;
-      else if (!words.length && fold.dataset.filtered) { fold.open = false; delete fold.dataset.filtered; }
     }
     field.nextSibling.textContent = words.length ? `${found} of ${total}` : "";
   };

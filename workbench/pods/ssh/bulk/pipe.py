@@ -31,7 +31,7 @@ class Broken(Exception):  # none of the tree's: it never leaves this room
 
 
 class Pipe:
-    """A running command. Leaving the context gives it a moment to end, then kills it."""
+    """A running command. Leaving the context kills the command after a moment."""
 
     def __init__(self, argv: Sequence[str], marker: bytes, host: str, login: str) -> None:
         """`marker`: as in `marked`, for a command on `host`. `login`: as `Pod.login`."""

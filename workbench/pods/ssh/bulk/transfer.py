@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +21,6 @@ from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.files.records import size_of
 from workbench.base.json_values import as_int
 from workbench.base.messages.lines import from_line, to_line
-from workbench.base.process import kernel_text
 from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import remote_helper
@@ -38,16 +37,6 @@ _PIECE = 1 << 20
 _PAUSE_S = 0.5
 _PAUSE_AT_MOST_S = 5.0
 _AGAIN = 2  # times that a file is carried anew because it arrived as another
-# OpenSSH's own first choice, ChaCha20, takes more than twice the time of AES where the processor
-# has instructions for AES. The rest are OpenSSH's other defaults.
-_CIPHERS = (
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "chacha20-poly1305@openssh.com",
-    "aes128-ctr",
-    "aes192-ctr",
-    "aes256-ctr",
-)
 Progress = Callable[[int, int], None]
 """Takes the bytes that are over and the bytes in all."""
 
@@ -78,20 +67,12 @@ def route_to(
     reason_gone: Callable[[float], str] = lambda _silent_s: "",
 ) -> SshRoute:
     """Return the route to a pod through the OpenSSH client, with the cluster's identity alone."""
-    options: list[str] = []
-    if _has_aes():
-        options += ["-o", f"Ciphers={','.join(_CIPHERS)}"]
-
-    def command(argv: Sequence[str]) -> list[str]:
-        return ssh_argv(pod, identity, argv, options)
-
-    python = pod.python or "python3"
     return SshRoute(
         name=pod.name,
         host=pod.address,
         login=pod.login,
-        python=python,
-        command=command,
+        python=pod.python or "python3",
+        command=partial(ssh_argv, pod, identity),
         patience_s=patience_s,
         reason_gone=reason_gone,
     )
@@ -335,8 +316,3 @@ def _hash_into(file: Any, count: int, digest: hashlib._Hash) -> None:
             return
         digest.update(piece)
         count -= len(piece)
-
-
-@cache
-def _has_aes() -> bool:
-    return " aes" in kernel_text("/proc/cpuinfo")
