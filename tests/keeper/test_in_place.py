@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,11 @@ from workbench import FineTune
 from workbench.base.errors import ConfigError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.keeper.checkpoints import newest_in_place, send_checkpoint
-from workbench.keeper.link.in_place import claim, remove_later, shared_steps
+from workbench.keeper.link.in_place import claim, model_digests, remove_later, shared_steps
+from workbench.keeper.run.outputs import bring_back
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import INPUTS, NAME, newest_good, write_manifest
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import PodRunPaths, RunPaths
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 
@@ -32,6 +35,7 @@ class Link:
         self.pod = Pod(name=f"pod-{number}", python=sys.executable)
         self.package = str(Path(__file__).parents[2])
         self.sees = sees
+        self.shared: Sequence[Path] = ()
         self.read: list[str] = []
         """Parts whose bytes the pod read."""
         self.prints: str | None = None
@@ -59,6 +63,12 @@ class Link:
         there = [self.sees.get("folder", Path("/nowhere")), self.sees.get("as_", Path("/nowhere"))]
         words = [word.replace(str(there[0]), str(there[1])) for word in argv]
         return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def retry_until_lease(self, act: Callable[[Link], object], **_options: object) -> object:
+        return act(self)
+
+    def work(self, *_of: object, **_fields: object) -> dict[str, object]:
+        return {}
 
     def put_file(self, *_of: object) -> None:
         raise AssertionError("a part was sent")
@@ -103,6 +113,53 @@ def test_a_claimed_folder_has_the_record_that_another_run_needs(run: Run) -> Non
     assert read_json(run.shared.job) == read_json(run.home.job)
     assert [*read_json(run.shared.root / INPUTS)] == ["train.jsonl"]
     assert not list(run.shared.root.glob(".probe.*"))
+
+
+def context(run: Run) -> Any:
+    """What copying the outputs asks of a run: no output lies on a pod."""
+    rules = SimpleNamespace(outputs=None)
+    job = SimpleNamespace(rules=rules, archive_in=lambda _root: None, folder_name="own")
+    return SimpleNamespace(
+        paths=run.home,
+        links=run.links,
+        shared=run.shared,
+        run_id="r",
+        spec=SimpleNamespace(job=job),
+        on_pod=lambda link: PodRunPaths(PurePosixPath(f"/{link.pod.name}/runs/r")),
+    )
+
+
+def test_only_a_machine_that_sees_the_same_folder_need_not_send_what_lies_there(
+    run: Run, tmp_path: Path
+) -> None:
+    run.claim()
+    run.claim()
+    assert [link.shared for link in run.links] == [[run.folder], [run.folder]]
+    (tmp_path / "mount").mkdir()
+    run.links = [Link(n, folder=run.folder, as_=tmp_path / "mount") for n in (0, 1)]
+    run.claim()
+    assert [link.shared for link in run.links] == [(), ()]
+
+
+def test_a_model_stays_in_the_folder_and_is_named_by_its_digests(run: Run) -> None:
+    run.claim()
+    places = context(run)
+    bring_back(places)
+    assert not os.path.lexists(run.home.model)
+    (run.shared.model / "more").mkdir(parents=True)
+    (run.shared.model / "model.safetensors").write_bytes(b"weights")
+    (run.shared.model / "more" / "x.json").write_text("{}")
+    run.links[0].is_lost = True
+    brought = bring_back(places, lost=["pod-0"])
+    assert brought.digests == {
+        "model/model.safetensors": hashlib.sha256(b"weights").hexdigest(),
+        "model/more/x.json": hashlib.sha256(b"{}").hexdigest(),
+    }
+    assert read_json(run.home.manifest) == brought.digests
+    assert run.home.model.readlink() == run.shared.model
+    # A pod chooses the names.
+    run.links[1].prints = '{"../../spec.json": "0", "a.json": "1"}'
+    assert model_digests([run.links[1]], run.shared) == {"model/a.json": "1"}
 
 
 def refused(run: Run) -> str:

@@ -25,7 +25,7 @@ from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.outliers import between, split
 from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir.catalog.store import read_label
-from workbench.rundir.checkpoints import shared_run
+from workbench.rundir.checkpoints import model_folder, shared_run
 from workbench.rundir.events import EventKind
 from workbench.rundir.figures import metrics
 from workbench.rundir.figures.metric import Metric
@@ -351,6 +351,9 @@ def _files_left(view: RunView) -> str:
         ("TensorBoard files", paths.tensorboard),
     )
     there = [name for name, path in named if _is_there(path)]
+    if paths.model.is_symlink():
+        # The files stay in the shared folder, which this machine may not see.
+        there[:1] = [f"model ({model_folder(paths)})"]
     if not there:
         return f"Files: in {paths.root}"
     return f"Files: {', '.join(there)} in {paths.root}"

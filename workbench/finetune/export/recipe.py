@@ -32,6 +32,7 @@ from workbench.finetune.options.metrics import carried_metrics
 from workbench.finetune.options.model.models import TINY_T5
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.script import references
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import hide_values, stored
@@ -131,7 +132,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
         **_common(result, paths),
     }
     differs: list[str] = []
-    files |= _there(paths, paths.deepspeed)
+    files |= _there(paths.root, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
     revision = as_str(options.get("model_revision"))
     _add_tokenizer(files, differs, paths, str(options.get("model", "")), revision)
@@ -150,7 +151,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 
 
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
-    trained = read_json(paths.model / "config.json")
+    trained = read_json(model_folder(paths) / "config.json")
     if family:
         causal = family == "causal"
     elif trained:
@@ -195,7 +196,7 @@ def _with_workbench(
                 dataset[name] = f"{name}.jsonl"
         job["dataset"] = dataset
     if as_str(job.get("deepspeed")):
-        own = _there(paths, paths.deepspeed)
+        own = _there(paths.root, paths.deepspeed)
         if own:
             files |= own
             job["deepspeed"] = "deepspeed.json"
@@ -331,16 +332,16 @@ def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
             pins += f"{name}=={public_version}\n"
     return {
         "requirements.txt": pins.encode(),
-        **_there(paths, paths.hostfile),
+        **_there(paths.root, paths.hostfile),
     }
 
 
-def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
-    """Return the contents of files of the run directory, by name. Skip missing files and links."""
+def _there(root: Path, *files: Path) -> dict[str, bytes]:
+    """Return the contents of files below a folder, by name. Skip missing files and links."""
     contents: dict[str, bytes] = {}
     for file in files:
         with suppress(OSError):
-            contents[file.name] = read_within(file, paths.root, _MOST_ROWS)
+            contents[file.name] = read_within(file, root, _MOST_ROWS)
     return contents
 
 
@@ -351,7 +352,7 @@ def _add_rows(
     resolved: Mapping[str, object],
 ) -> Sequence[str]:
     """Add few rows to the files, or return the lines for fetching many rows."""
-    rows = _there(paths, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
+    rows = _there(paths.root, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
     sources = [paths.inputs / name for name in rows]
     if not rows:
         hub = json.dumps(resolved.get("hub"))
@@ -389,9 +390,8 @@ def _add_tokenizer(
         which = f"revision {revision}" if revision else "its newest revision"
         differs.append(f"the model {model} is loaded from {where}; {which} is taken")
         return
-    kept = _there(
-        paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json"))
-    )
+    model = model_folder(paths)
+    kept = _there(model, model / "tokenizer.json", model / "tokenizer_config.json")
     files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
         differs.append(
