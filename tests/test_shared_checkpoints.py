@@ -180,9 +180,10 @@ def test_hosts_share_a_folder_that_this_machine_does_not_see(
 ) -> None:
     place, folder, behind = hosts
     with Cluster(place, PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False) as cluster:
-        refused = submit(cluster, folder / "none", save_steps=2)
-        message = refused.wait(300, progress=False).message
-        assert f"pod-0 has no folder {folder / 'none'}" in message
+        runs = {*cluster.path.glob("runs/*")}
+        with pytest.raises(ConfigError, match=f"pod-0 has no folder {folder / 'none'}"):
+            submit(cluster, folder / "none", save_steps=2)
+        assert {*cluster.path.glob("runs/*")} == runs and not [*behind.iterdir()]
         run = submit(cluster, folder, save_steps=2, restarts=1)
         rank = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1"
         halt_after(run, behind, rank, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,13 @@ from workbench import FineTune
 from workbench.base.errors import ConfigError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.keeper.checkpoints import newest_in_place, send_checkpoint
-from workbench.keeper.link.in_place import claim, model_digests, remove_later, shared_steps
+from workbench.keeper.link.in_place import (
+    claim,
+    model_digests,
+    problem_at_submit,
+    remove_later,
+    shared_steps,
+)
 from workbench.keeper.run.outputs import bring_back
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import INPUTS, NAME, newest_good, write_manifest
@@ -160,6 +167,20 @@ def test_a_model_stays_in_the_folder_and_is_named_by_its_digests(run: Run) -> No
     # A pod chooses the names.
     run.links[1].prints = '{"../../spec.json": "0", "a.json": "1"}'
     assert model_digests([run.links[1]], run.shared) == {"model/a.json": "1"}
+
+
+def test_a_run_that_is_refused_at_submit_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    assert problem_at_submit(run.links, run.shared) == ""
+    shutil.rmtree(run.shared.root)
+    run.links[1] = Link(1, folder=run.folder, as_=tmp_path / "none")
+    assert f"pod-1 has no folder {run.folder}" in problem_at_submit(run.links, run.shared)
+    assert not [*run.folder.iterdir()]
+    # Files of an earlier attempt are never removed.
+    run.save(2)
+    assert "pod-1 has no folder" in problem_at_submit(run.links, run.shared)
+    assert (run.shared.checkpoints / "step-2" / "pods" / "rank-1" / "state.bin").exists()
+    run.links = [Link(n, folder=run.folder, as_=tmp_path / "none") for n in (0, 1)]
+    assert "pod-0 has no folder" in problem_at_submit(run.links, run.shared)
 
 
 def refused(run: Run) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
@@ -61,6 +62,8 @@ except OSError as error:
     found = {'state': errno.errorcode.get(error.errno, ''), 'why': str(error.strerror)}
 print(json.dumps(found))
 """
+# Removes the folder of a run that never started. A folder with other files stays.
+_LEAVE = '[ -d "$1" ] || exit 0; rm -f -- "$1"/.probe*; rmdir -- "$2" "$1" || true'
 # Runs on a pod with this package on its path. Reads manifests, and no other file.
 _SURVEY = (
     "import json, sys; from pathlib import Path; "
@@ -95,6 +98,21 @@ class SharedSteps:
     """Newest step with the manifests of all ranks. 0: none."""
 
 
+def problem_at_submit(links: Sequence[AgentLink], shared: RunPaths) -> str:
+    """Return why pods cannot use the shared folder of a new run. Empty: all pods can.
+
+    A refused run leaves nothing in the folder.
+    """
+    try:
+        _probe(links, shared)
+    except ConfigError as error:
+        # A folder that does not answer keeps what it has.
+        with suppress(RemoteError):
+            links[0].run(["sh", "-c", _LEAVE, "sh", str(shared.root), str(shared.checkpoints)])
+        return str(error)
+    return ""
+
+
 def claim(links: Sequence[AgentLink], shared: RunPaths, home: RunPaths) -> None:
     """Make a run's folder on its first pod, with the record that another run needs to resume.
 
@@ -103,6 +121,18 @@ def claim(links: Sequence[AgentLink], shared: RunPaths, home: RunPaths) -> None:
     Raises:
         ConfigError: A pod does not see the folder, cannot write there, or sees another folder.
     """
+    _probe(links, shared)
+    inputs = {}
+    for path in records.files_in(home.inputs):
+        if path != home.job:
+            inputs[path.name] = {"sha256": records.sha256_of(path)}
+    first = links[0]
+    first.write(json.dumps(inputs).encode(), str(shared.root / INPUTS))
+    first.write(read_bytes(home.job, _MOST_BYTES), str(shared.job))
+
+
+def _probe(links: Sequence[AgentLink], shared: RunPaths) -> None:
+    """Make a run's folder on its first pod, and write from all pods. Raise as `claim`."""
     token = secrets.token_hex(32)
     first, *others = links
     problem = _problem(token, shared, first, makes=True)
@@ -119,12 +149,6 @@ def claim(links: Sequence[AgentLink], shared: RunPaths, home: RunPaths) -> None:
         # This machine sees the same folder, so models and rows below need not be sent.
         for link in links:
             link.shared = [*dict.fromkeys([*link.shared, folder])]
-    inputs = {}
-    for path in records.files_in(home.inputs):
-        if path != home.job:
-            inputs[path.name] = {"sha256": records.sha256_of(path)}
-    first.write(json.dumps(inputs).encode(), str(shared.root / INPUTS))
-    first.write(read_bytes(home.job, _MOST_BYTES), str(shared.job))
 
 
 def _problem(token: str, shared: RunPaths, link: AgentLink, *, makes: bool = False) -> str:
