@@ -20,6 +20,7 @@ from tests.support.rankpids import pids_of
 from tests.test_resume import JOB, curve, guardian_of, run_for, send
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, SSHPods
 from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.answers.server import close_all
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.state import RunState
@@ -33,6 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
     ) as cluster:
         yield cluster
+    close_all()
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,7 @@ def test_the_trained_model_is_used_where_it_is(
     for name, weight in load_file(run.path / "model" / "model.safetensors").items():
         assert weight.equal(trained[name])
     rows = [{"source": "translate: a b c"}]
-    assert [each.predicted for each in run.predict(rows).rows] == [
-        each.predicted for each in whole.predict(rows).rows
-    ]
+    assert run.predict(rows).texts() == whole.predict(rows).texts()
     run.export(tmp_path / "exported", dtype=None)
     assert load_file(tmp_path / "exported" / "model.safetensors").keys() == trained.keys()
     assert str(model) in str(run)

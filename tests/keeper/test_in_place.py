@@ -13,13 +13,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.fakes.smalldisk import small_disk
 from tests.support.sentences import sentence
 from workbench import FineTune
 from workbench.base.errors import ConfigError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.package import file_digest
+from workbench.finetune.submit.stage import sent_model
 from workbench.keeper.checkpoints import newest_in_place, send_checkpoint
+from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.link.in_place import (
     claim,
     model_digests,
@@ -29,6 +34,7 @@ from workbench.keeper.link.in_place import (
 )
 from workbench.keeper.run.outputs import bring_back
 from workbench.pods.pod import Pod
+from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import INPUTS, NAME, newest_good, write_manifest
 from workbench.rundir.paths import PodRunPaths, RunPaths
 
@@ -43,6 +49,7 @@ class Link:
         self.package = str(Path(__file__).parents[2])
         self.sees = sees
         self.shared: Sequence[Path] = ()
+        self.common: Any = None
         self.read: list[str] = []
         """Parts whose bytes the pod read."""
         self.prints: str | None = None
@@ -141,6 +148,7 @@ def test_only_a_machine_that_sees_the_same_folder_need_not_send_what_lies_there(
 ) -> None:
     run.claim()
     run.claim()
+    assert {link.common[0] for link in run.links} == {PurePosixPath(run.folder / "store")}
     assert [link.shared for link in run.links] == [[run.folder], [run.folder]]
     (tmp_path / "mount").mkdir()
     run.links = [Link(n, folder=run.folder, as_=tmp_path / "mount") for n in (0, 1)]
@@ -167,6 +175,48 @@ def test_a_model_stays_in_the_folder_and_is_named_by_its_digests(run: Run) -> No
     # A pod chooses the names.
     run.links[1].prints = '{"../../spec.json": "0", "a.json": "1"}'
     assert model_digests([run.links[1]], run.shared) == {"model/a.json": "1"}
+
+
+class Carrier(PodFiles):
+    """The transfers to a pod whose files are on this machine, counted."""
+
+    def __init__(self, number: int, root: Path) -> None:
+        pod = Pod(name=f"pod-{number}", root=str(root / f"pod-{number}" / "root"))
+        super().__init__(pod, Identity(root), lease_s=9.0, folders=[])
+        self.sent = 0
+
+    def run(self, argv: Sequence[str], *_more: object, **_options: object) -> str:
+        return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def retry_until_lease(self, action: Callable[[Any], Any], **_options: object) -> Any:
+        return action(None)
+
+    def _look(self, _ssh: object, path: str, digest: str, _stamp: str) -> str:
+        return digest if Path(path).exists() and file_digest(Path(path)) == digest else ""
+
+    def put_file(self, local: Path, path: str) -> str:
+        self.sent += local.stat().st_size
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(local, path)
+        return file_digest(local)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_model_travels_once_for_all_pods_of_a_shared_folder(
+    tmp_path: Path, *, shares: bool
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    save_file({"a": torch.zeros(1000)}, model / "model.safetensors")
+    size = sum(path.stat().st_size for path in model.iterdir())
+    common = (PurePosixPath(tmp_path / "lustre" / "store"), ContentStore())
+    pods = [Carrier(number, tmp_path) for number in range(3)]
+    for pod in pods:
+        pod.common = common if shares else None
+        place = Path(sent_model(pod, model))
+        assert load_file(place / "model.safetensors")["a"].shape == (1000,)
+    assert [pod.sent for pod in pods] == ([size, 0, 0] if shares else [size] * 3)
 
 
 def test_a_run_that_is_refused_at_submit_leaves_nothing(run: Run, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from workbench.base.files.records import try_read
 from workbench.base.json_values import Json, as_int, as_str, get_object, parse_json
 from workbench.base.words import short_list, truncate
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.files import ContentStore
 from workbench.keeper.resource_limits import in_threads
 from workbench.rundir.checkpoints import INPUTS
 from workbench.rundir.paths import RunPaths, is_output_name
@@ -116,12 +117,16 @@ def problem_at_submit(links: Sequence[AgentLink], shared: RunPaths) -> str:
 def claim(links: Sequence[AgentLink], shared: RunPaths, home: RunPaths) -> None:
     """Make a run's folder on its first pod, with the record that another run needs to resume.
 
-    Repeatable: a later attempt renews the record.
+    Models and rows then travel to a store in the folder, once for all pods. Repeatable: a later
+    attempt renews the record.
 
     Raises:
         ConfigError: A pod does not see the folder, cannot write there, or sees another folder.
     """
     _probe(links, shared)
+    common = (PurePosixPath(shared.root.parent / "store"), ContentStore())
+    for link in links:
+        link.common = common
     inputs = {}
     for path in records.files_in(home.inputs):
         if path != home.job:
