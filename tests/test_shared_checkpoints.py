@@ -105,6 +105,8 @@ def test_the_trained_model_is_used_where_it_is(
     later.wait(300, progress=False).raise_for_status()
     assert not moved_bytes(later, Path(cluster.pods[0].root).parent)
     assert not [*Path(cluster.pods[0].root).parent.glob("store/model-*")]
+    assert len([*(folder / "store").iterdir()]) > 0
+    close_all()
     model.rename(tmp_path / "away")
     with pytest.raises(RunError, match=f"stays in {model}, and this machine cannot read"):
         Run.load(run.path).predict(rows)
