@@ -390,8 +390,8 @@ def _add_tokenizer(
         which = f"revision {revision}" if revision else "its newest revision"
         differs.append(f"the model {model} is loaded from {where}; {which} is taken")
         return
-    model = model_folder(paths)
-    kept = _there(model, model / "tokenizer.json", model / "tokenizer_config.json")
+    folder = model_folder(paths)
+    kept = _there(folder, folder / "tokenizer.json", folder / "tokenizer_config.json")
     files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
         differs.append(
