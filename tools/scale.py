@@ -117,8 +117,7 @@ def rows_of(case: Case) -> dict[str, str]:
     ):
         rows[what] = _moved(case.of(what))
     model = case.of("model to all pods")
-    assert model is not None
-    rows["model to all pods, shared folder"] = _moved(replace(model, here=model.size))
+    rows["model to all pods, shared folder"] = _moved(model and replace(model, here=model.size))
     rows["checkpoint, restart and trained model, shared folder"] = "0 B"
     ranks = case.pods * case.gpus
     rows["read by a rank at a restart, shared folder"] = scaled(whole / ranks, "B")

@@ -341,8 +341,10 @@ def _pods_left(view: RunView) -> str:
 
 def _files_left(view: RunView) -> str:
     paths = view.paths
+    # The files stay in the shared folder, which this machine may not see.
+    model = f"model ({model_folder(paths)})" if paths.model.is_symlink() else "model"
     named = (
-        ("model", paths.model),
+        (model, paths.model),
         ("outputs", paths.outputs),
         ("predictions", paths.predictions),
         ("profile", paths.profile),
@@ -351,15 +353,14 @@ def _files_left(view: RunView) -> str:
         ("TensorBoard files", paths.tensorboard),
     )
     there = [name for name, path in named if _is_there(path)]
-    if paths.model.is_symlink():
-        # The files stay in the shared folder, which this machine may not see.
-        there[:1] = [f"model ({model_folder(paths)})"]
     if not there:
         return f"Files: in {paths.root}"
     return f"Files: {', '.join(there)} in {paths.root}"
 
 
 def _is_there(path: Path) -> bool:
+    if path.is_symlink():
+        return True
     if path.is_dir():
         try:
             return any(path.iterdir())

@@ -369,7 +369,7 @@ def bring_back(
 
 
 def _stayed(context: RunContext, lost: Collection[str]) -> dict[str, str]:
-    """Return the digests of a model that stays in the shared folder, and link to the folder."""
+    """Return the digests of a model that stays in the shared folder, and make a link to it."""
     shared = context.shared
     if shared is None:
         return {}
@@ -377,7 +377,10 @@ def _stayed(context: RunContext, lost: Collection[str]) -> dict[str, str]:
     digests = model_digests(links or context.links, shared)
     model = context.paths.model
     if digests and not model.is_symlink():
-        model.symlink_to(shared.model)
+        try:
+            model.symlink_to(shared.model)
+        except OSError as error:  # for people and their own programs
+            logger.warning("no link to %s at %s: %s", shared.model, model, error)
     return digests
 
 
