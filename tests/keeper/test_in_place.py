@@ -173,8 +173,12 @@ def test_a_model_stays_in_the_folder_and_is_named_by_its_digests(run: Run) -> No
     assert read_json(run.home.manifest) == brought.digests
     assert run.home.model.readlink() == run.shared.model
     # A pod chooses the names.
-    run.links[1].prints = '{"../../spec.json": "0", "a.json": "1"}'
+    run.links[1].prints = '{"files": {"../../spec.json": "0", "a.json": "1"}}'
     assert model_digests([run.links[1]], run.shared) == {"model/a.json": "1"}
+    # No answer is not the answer of a run without a model.
+    run.links[1].prints = "warning: no tty"
+    with pytest.raises(RemoteError, match="pod-1 does not answer in the form of an agent"):
+        model_digests([run.links[1]], run.shared)
 
 
 class Carrier(PodFiles):
@@ -231,6 +235,11 @@ def test_a_run_that_is_refused_at_submit_leaves_nothing(run: Run, tmp_path: Path
     assert (run.shared.checkpoints / "step-2" / "pods" / "rank-1" / "state.bin").exists()
     run.links = [Link(n, folder=run.folder, as_=tmp_path / "none") for n in (0, 1)]
     assert "pod-0 has no folder" in problem_at_submit(run.links, run.shared)
+
+
+def test_other_users_read_nothing_of_a_run(run: Run) -> None:
+    run.claim()
+    assert run.shared.root.stat().st_mode & 0o077 == 0
 
 
 def refused(run: Run) -> str:

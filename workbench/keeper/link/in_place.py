@@ -44,6 +44,7 @@ try:
         found['state'] = 'run'
     else:
         if makes:
+            os.makedirs(run, 0o700, exist_ok=True)
             os.makedirs(os.path.join(run, 'checkpoints'), 0o700, exist_ok=True)
             with open(probe, 'w') as file:
                 file.write(token)
@@ -78,7 +79,7 @@ _SURVEY = (
 _DIGESTS = (
     "import json, sys; from pathlib import Path; "
     f"from {entries.MANIFEST} import digests_below\n"
-    "print(json.dumps(digests_below(Path(sys.argv[1]))))"
+    "print(json.dumps({'files': digests_below(Path(sys.argv[1]))}))"
 )
 _READ_S = 3600.0
 # Links parts into a new folder. Prints the first part that the pod does not see.
@@ -208,8 +209,8 @@ def model_digests(links: Sequence[AgentLink], shared: RunPaths) -> dict[str, str
 
     The names are those of the run directory. Raise RemoteError if no pod answers.
     """
-    answer = _first_answer(links, [_DIGESTS, str(shared.model)], _READ_S)
-    names = {f"{shared.model.name}/{name}": as_str(digest) for name, digest in answer.items()}
+    files = get_object(_first_answer(links, [_DIGESTS, str(shared.model)], _READ_S), "files")
+    names = {f"{shared.model.name}/{name}": as_str(digest) for name, digest in files.items()}
     return {name: digest for name, digest in names.items() if is_output_name(PurePath(name))}
 
 
@@ -219,7 +220,12 @@ def _first_answer(links: Sequence[AgentLink], words: Sequence[str], limit_s: flo
     for link in links:
         try:
             link.ensure()
-            return _answer(link.run([*package_python(link), "-c", *words], limit_s, again=True))
+            command = [*package_python(link), "-c", *words]
+            answer = _answer(link.run(command, limit_s, again=True))
+            if answer:
+                return answer
+            why = f"{link.pod.name} does not answer in the form of an agent"
+            failed = RemoteError(why, host=link.pod.address)
         except RemoteError as error:
             failed = error
     assert failed is not None
