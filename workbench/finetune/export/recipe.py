@@ -32,7 +32,6 @@ from workbench.finetune.options.metrics import carried_metrics
 from workbench.finetune.options.model.models import TINY_T5
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.script import references
-from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import hide_values, stored
@@ -132,7 +131,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
         **_common(result, paths),
     }
     differs: list[str] = []
-    files |= _there(paths.root, paths.deepspeed)
+    files |= _there(paths, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
     revision = as_str(options.get("model_revision"))
     _add_tokenizer(files, differs, paths, str(options.get("model", "")), revision)
@@ -151,7 +150,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 
 
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
-    trained = read_json(model_folder(paths) / "config.json")
+    trained = read_json(paths.model / "config.json")
     if family:
         causal = family == "causal"
     elif trained:
@@ -196,7 +195,7 @@ def _with_workbench(
                 dataset[name] = f"{name}.jsonl"
         job["dataset"] = dataset
     if as_str(job.get("deepspeed")):
-        own = _there(paths.root, paths.deepspeed)
+        own = _there(paths, paths.deepspeed)
         if own:
             files |= own
             job["deepspeed"] = "deepspeed.json"
@@ -332,16 +331,16 @@ def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
             pins += f"{name}=={public_version}\n"
     return {
         "requirements.txt": pins.encode(),
-        **_there(paths.root, paths.hostfile),
+        **_there(paths, paths.hostfile),
     }
 
 
-def _there(root: Path, *files: Path) -> dict[str, bytes]:
-    """Return the contents of files below a folder, by name. Skip missing files and links."""
+def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
+    """Return the contents of files of the run directory, by name. Skip missing files and links."""
     contents: dict[str, bytes] = {}
     for file in files:
         with suppress(OSError):
-            contents[file.name] = read_within(file, root, _MOST_ROWS)
+            contents[file.name] = read_within(file, paths.root, _MOST_ROWS)
     return contents
 
 
@@ -352,7 +351,7 @@ def _add_rows(
     resolved: Mapping[str, object],
 ) -> Sequence[str]:
     """Add few rows to the files, or return the lines for fetching many rows."""
-    rows = _there(paths.root, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
+    rows = _there(paths, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
     sources = [paths.inputs / name for name in rows]
     if not rows:
         hub = json.dumps(resolved.get("hub"))
@@ -390,13 +389,14 @@ def _add_tokenizer(
         which = f"revision {revision}" if revision else "its newest revision"
         differs.append(f"the model {model} is loaded from {where}; {which} is taken")
         return
-    folder = model_folder(paths)
-    kept = _there(folder, folder / "tokenizer.json", folder / "tokenizer_config.json")
+    kept = _there(
+        paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json"))
+    )
     files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
         differs.append(
             "the tokenizer of tiny-t5 is made by the run, "
-            "and this one left none: it cannot be repeated so"
+            "and the run directory has none: it cannot be repeated so"
         )
 
 
