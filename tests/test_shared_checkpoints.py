@@ -12,13 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.fakes.sshhosts import SSHHost
 from tests.support.poll import until
 from tests.support.rankpids import pids_of
 from tests.test_resume import JOB, curve, guardian_of, run_for, send
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, SSHPods
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.answers.server import close_all
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.state import RunState
@@ -32,6 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
     ) as cluster:
         yield cluster
+    close_all()
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +81,43 @@ def test_ranks_write_and_restart_in_place(cluster: Cluster, folder: Path, whole:
     assert curve(run) == curve(whole)
     assert steps_in(folder, run) == ["step-14", "step-16"]
     assert not run.paths.checkpoints.exists()
-    assert not list(Path(cluster.pods[0].root).glob(f"runs/{run.id}/checkpoints/*"))
+    assert not moved_bytes(run, Path(cluster.pods[0].root).parent)
+
+
+def test_the_trained_model_is_used_where_it_is(
+    cluster: Cluster, folder: Path, whole: Run, tmp_path: Path
+) -> None:
+    run = submit(cluster, folder)
+    result = run.wait(300, progress=False).raise_for_status()
+    model = folder / run.id / "model"
+    assert not moved_bytes(run, Path(cluster.pods[0].root).parent)
+    assert (run.path / "model").resolve() == model
+    trained = load_file(model / "model.safetensors")
+    for name, weight in load_file(run.path / "model" / "model.safetensors").items():
+        assert weight.equal(trained[name])
+    rows = [{"source": "translate: a b c"}]
+    assert run.predict(rows).texts() == whole.predict(rows).texts()
+    run.export(tmp_path / "exported", dtype=None)
+    assert load_file(tmp_path / "exported" / "model.safetensors").keys() == trained.keys()
+    assert str(model) in str(run)
+    assert len([*(folder / "tokens").iterdir()]) > 0
+    later = submit(cluster, folder, model=str(model), max_steps=2)
+    later.wait(300, progress=False).raise_for_status()
+    assert not moved_bytes(later, Path(cluster.pods[0].root).parent)
+    assert not [*Path(cluster.pods[0].root).parent.glob("store/model-*")]
+    assert len([*(folder / "store").iterdir()]) > 0
+    close_all()
+    model.rename(tmp_path / "away")
+    with pytest.raises(RunError, match=f"stays in {model}, and this machine cannot read"):
+        Run.load(run.path).predict(rows)
+    assert result.state is RunState.SUCCEEDED
 
 
 def moved_bytes(run: Run, root: Path) -> list[Path]:
-    """The tensors of checkpoints outside the shared folder: in the run directory or on pods."""
+    """The tensors of checkpoints and models in the run directory or on pods."""
     return [
-        *run.path.rglob("state.safetensors"),
-        *root.glob(f"*/runs/{run.id}/**/state.safetensors"),
+        *run.path.rglob("*.safetensors"),
+        *root.glob(f"*/runs/{run.id}/**/*.safetensors"),
     ]
 
 
@@ -150,9 +182,10 @@ def test_hosts_share_a_folder_that_this_machine_does_not_see(
 ) -> None:
     place, folder, behind = hosts
     with Cluster(place, PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False) as cluster:
-        refused = submit(cluster, folder / "none", save_steps=2)
-        message = refused.wait(300, progress=False).message
-        assert f"pod-0 has no folder {folder / 'none'}" in message
+        runs = {*cluster.path.glob("runs/*")}
+        with pytest.raises(ConfigError, match=f"pod-0 has no folder {folder / 'none'}"):
+            submit(cluster, folder / "none", save_steps=2)
+        assert {*cluster.path.glob("runs/*")} == runs and not [*behind.iterdir()]
         run = submit(cluster, folder, save_steps=2, restarts=1)
         rank = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1"
         halt_after(run, behind, rank, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +38,8 @@ _TRIED = {
     "part of a rank": "4 MiB",
     "checkpoint to this machine": "12 MiB, 3 local pods",
     "trained model": "0.9 GB, T5 on 2 local pods",
+    "checkpoint, restart and trained model, shared folder": "12 MiB, 2 local pods",
+    "read by a rank at a restart, shared folder": "38 MB, parts of 4 ranks cut for 3",
 }
 
 
@@ -114,6 +116,11 @@ def rows_of(case: Case) -> dict[str, str]:
         "trained model",
     ):
         rows[what] = _moved(case.of(what))
+    model = case.of("model to all pods")
+    rows["model to all pods, shared folder"] = _moved(model and replace(model, here=model.size))
+    rows["checkpoint, restart and trained model, shared folder"] = "0 B"
+    ranks = case.pods * case.gpus
+    rows["read by a rank at a restart, shared folder"] = scaled(whole / ranks, "B")
     rows[f"link for a copy in a notice of {_NOTICE_S:.0f} s"] = f"{gbit:.0f} Gbit/s"
     return rows
 

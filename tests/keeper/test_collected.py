@@ -71,6 +71,7 @@ class Places:
     def __init__(self, root: Path, *links: Line, wanted: FolderOutputs | None = None) -> None:
         self.paths = RunPaths(root)
         self.links = links
+        self.shared = None
         self.run_id = "r1"
         archive = root / "inputs.zip" if wanted else None
         if archive is not None:

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.fakes.smalldisk import small_disk
 from tests.support.sentences import sentence
 from workbench import FineTune
 from workbench.base.errors import ConfigError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.package import file_digest
+from workbench.finetune.submit.stage import sent_model
 from workbench.keeper.checkpoints import newest_in_place, send_checkpoint
-from workbench.keeper.link.in_place import claim, remove_later, shared_steps
+from workbench.keeper.link.files import ContentStore, PodFiles
+from workbench.keeper.link.in_place import (
+    claim,
+    model_digests,
+    problem_at_submit,
+    remove_later,
+    shared_steps,
+)
+from workbench.keeper.run.outputs import bring_back
 from workbench.pods.pod import Pod
+from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import INPUTS, NAME, newest_good, write_manifest
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import PodRunPaths, RunPaths
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 
@@ -32,6 +48,8 @@ class Link:
         self.pod = Pod(name=f"pod-{number}", python=sys.executable)
         self.package = str(Path(__file__).parents[2])
         self.sees = sees
+        self.shared: Sequence[Path] = ()
+        self.common: Any = None
         self.read: list[str] = []
         """Parts whose bytes the pod read."""
         self.prints: str | None = None
@@ -59,6 +77,12 @@ class Link:
         there = [self.sees.get("folder", Path("/nowhere")), self.sees.get("as_", Path("/nowhere"))]
         words = [word.replace(str(there[0]), str(there[1])) for word in argv]
         return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def retry_until_lease(self, act: Callable[[Link], object], **_options: object) -> object:
+        return act(self)
+
+    def work(self, *_of: object, **_fields: object) -> dict[str, object]:
+        return {}
 
     def put_file(self, *_of: object) -> None:
         raise AssertionError("a part was sent")
@@ -103,6 +127,119 @@ def test_a_claimed_folder_has_the_record_that_another_run_needs(run: Run) -> Non
     assert read_json(run.shared.job) == read_json(run.home.job)
     assert [*read_json(run.shared.root / INPUTS)] == ["train.jsonl"]
     assert not list(run.shared.root.glob(".probe.*"))
+
+
+def context(run: Run) -> Any:
+    """What copying the outputs asks of a run: no output lies on a pod."""
+    rules = SimpleNamespace(outputs=None)
+    job = SimpleNamespace(rules=rules, archive_in=lambda _root: None, folder_name="own")
+    return SimpleNamespace(
+        paths=run.home,
+        links=run.links,
+        shared=run.shared,
+        run_id="r",
+        spec=SimpleNamespace(job=job),
+        on_pod=lambda link: PodRunPaths(PurePosixPath(f"/{link.pod.name}/runs/r")),
+    )
+
+
+def test_only_a_machine_that_sees_the_same_folder_need_not_send_what_lies_there(
+    run: Run, tmp_path: Path
+) -> None:
+    run.claim()
+    run.claim()
+    assert {link.common[0] for link in run.links} == {PurePosixPath(run.folder / "store")}
+    assert [link.shared for link in run.links] == [[run.folder], [run.folder]]
+    (tmp_path / "mount").mkdir()
+    run.links = [Link(n, folder=run.folder, as_=tmp_path / "mount") for n in (0, 1)]
+    run.claim()
+    assert [link.shared for link in run.links] == [(), ()]
+
+
+def test_a_model_stays_in_the_folder_and_is_named_by_its_digests(run: Run) -> None:
+    run.claim()
+    places = context(run)
+    bring_back(places)
+    assert not os.path.lexists(run.home.model)
+    (run.shared.model / "more").mkdir(parents=True)
+    (run.shared.model / "model.safetensors").write_bytes(b"weights")
+    (run.shared.model / "more" / "x.json").write_text("{}")
+    run.links[0].is_lost = True
+    brought = bring_back(places, lost=["pod-0"])
+    assert brought.digests == {
+        "model/model.safetensors": hashlib.sha256(b"weights").hexdigest(),
+        "model/more/x.json": hashlib.sha256(b"{}").hexdigest(),
+    }
+    assert read_json(run.home.manifest) == brought.digests
+    assert run.home.model.readlink() == run.shared.model
+    # A pod chooses the names.
+    run.links[1].prints = '{"files": {"../../spec.json": "0", "a.json": "1"}}'
+    assert model_digests([run.links[1]], run.shared) == {"model/a.json": "1"}
+    # No answer is not the answer of a run without a model.
+    run.links[1].prints = "warning: no tty"
+    with pytest.raises(RemoteError, match="pod-1 does not answer in the form of an agent"):
+        model_digests([run.links[1]], run.shared)
+
+
+class Carrier(PodFiles):
+    """The transfers to a pod whose files are on this machine, counted."""
+
+    def __init__(self, number: int, root: Path) -> None:
+        pod = Pod(name=f"pod-{number}", root=str(root / f"pod-{number}" / "root"))
+        super().__init__(pod, Identity(root), lease_s=9.0, folders=[])
+        self.sent = 0
+
+    def run(self, argv: Sequence[str], *_more: object, **_options: object) -> str:
+        return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def retry_until_lease(self, action: Callable[[Any], Any], **_options: object) -> Any:
+        return action(None)
+
+    def _look(self, _ssh: object, path: str, digest: str, _stamp: str) -> str:
+        return digest if Path(path).exists() and file_digest(Path(path)) == digest else ""
+
+    def put_file(self, local: Path, path: str) -> str:
+        self.sent += local.stat().st_size
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(local, path)
+        return file_digest(local)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_model_travels_once_for_all_pods_of_a_shared_folder(
+    tmp_path: Path, *, shares: bool
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    save_file({"a": torch.zeros(1000)}, model / "model.safetensors")
+    size = sum(path.stat().st_size for path in model.iterdir())
+    common = (PurePosixPath(tmp_path / "lustre" / "store"), ContentStore())
+    pods = [Carrier(number, tmp_path) for number in range(3)]
+    for pod in pods:
+        pod.common = common if shares else None
+        place = Path(sent_model(pod, model))
+        assert load_file(place / "model.safetensors")["a"].shape == (1000,)
+    assert [pod.sent for pod in pods] == ([size, 0, 0] if shares else [size] * 3)
+
+
+def test_a_run_that_is_refused_at_submit_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    assert problem_at_submit(run.links, run.shared) == ""
+    shutil.rmtree(run.shared.root)
+    run.links[1] = Link(1, folder=run.folder, as_=tmp_path / "none")
+    assert f"pod-1 has no folder {run.folder}" in problem_at_submit(run.links, run.shared)
+    assert not [*run.folder.iterdir()]
+    # Files of an earlier attempt are never removed.
+    run.save(2)
+    assert "pod-1 has no folder" in problem_at_submit(run.links, run.shared)
+    assert (run.shared.checkpoints / "step-2" / "pods" / "rank-1" / "state.bin").exists()
+    run.links = [Link(n, folder=run.folder, as_=tmp_path / "none") for n in (0, 1)]
+    assert "pod-0 has no folder" in problem_at_submit(run.links, run.shared)
+
+
+def test_other_users_read_nothing_of_a_run(run: Run) -> None:
+    run.claim()
+    assert run.shared.root.stat().st_mode & 0o077 == 0
 
 
 def refused(run: Run) -> str:

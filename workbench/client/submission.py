@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 import warnings
 from abc import abstractmethod
@@ -39,6 +40,9 @@ from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status, has_result
 from workbench.rundir.stores.address import store_variables
 
+logger = logging.getLogger(__name__)
+# Pods that hang in the folder have a minute.
+_PROBED_S = 180.0
 _ANSWER_S = 30.0  # usually the keeper takes a run in milliseconds
 
 
@@ -188,8 +192,10 @@ class Submission:
         queued until the keeper answers, and `wait` asks the keeper for the run.
 
         Raises:
+            ConfigError: A pod cannot use the shared folder of the checkpoints. Nothing stays.
             RunError: The cluster is not ready, or has fewer pods than the run needs.
         """
+        self._try_folder(prepared)
         info = {
             **(note or {}),
             "format": FORMAT,
@@ -228,6 +234,21 @@ class Submission:
             raise
         self._warn_of_ends(prepared)
         return Run.load(paths.root)
+
+    def _try_folder(self, prepared: PreparedRun) -> None:
+        """Refuse a run whose shared folder a running pod cannot use."""
+        if not prepared.spec.job.rules.checkpoints.folder:
+            return
+        root = prepared.paths.root
+        request = {"op": "folder", "path": str(root)}
+        try:
+            problem = ask(self._paths.socket, request, timeout_s=_PROBED_S)["problem"]
+        except RunError as error:  # the submit asks the same keeper
+            logger.info("%s", error)
+            return
+        if problem:
+            remove_folder(root)
+            raise ConfigError(str(problem))
 
     def _warn_of_ends(self, prepared: PreparedRun) -> None:
         """Warn if the platform may end the pods before the run or its last checkpoint ends."""

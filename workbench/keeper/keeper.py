@@ -30,6 +30,7 @@ from workbench.keeper.decisions import DecisionLog
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.link.in_place import problem_at_submit
 from workbench.keeper.private_dir import PrivateDir
 from workbench.keeper.recovery import inherited_runs, run_context, wanted_pods
 from workbench.keeper.requests import (
@@ -38,6 +39,7 @@ from workbench.keeper.requests import (
     OfRun,
     Request,
     RequestServer,
+    SharedFolder,
     Status,
     Submit,
 )
@@ -283,9 +285,25 @@ class Keeper:
                         request.path, last_step=request.last_step, on_pods=part_reader(links)
                     )
                 return {"checkpoint": CHECKPOINT.dump_python(good, mode="json")}
+            case SharedFolder():
+                return {"problem": self._folder_problem(RunPaths(request.path))}
             case Close():
                 self.close("closed by the notebook")
                 return {}
+
+    def _folder_problem(self, run: RunPaths) -> str:
+        """Return why the pods cannot use the shared folder of a run. Empty: they can, or not yet.
+
+        The start of the ranks tries again: pods may come later, or be lost now.
+        """
+        shared = shared_run(run)
+        if shared is None or self._phase != "ready":
+            return ""
+        try:
+            return problem_at_submit(self._fleet.first_live(self._spec.count), shared)
+        except WorkbenchError as error:
+            logger.warning("trying the folder %s: %s", shared.root.parent, error)
+            return ""
 
     def _of_run(self, request: OfRun) -> dict[str, object]:
         if request.run in self._failed_runs:

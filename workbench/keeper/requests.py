@@ -69,11 +69,18 @@ class NewestCheckpoint(BaseModel):
     last_step: int | None = None
 
 
+class SharedFolder(BaseModel):
+    """Request to try the shared folder of a new run on the pods. The answer has the problem."""
+
+    op: Literal["folder"]
+    path: Path
+
+
 class Close(BaseModel):
     op: Literal["close"]
 
 
-Request = Status | Submit | OfRun | NewestCheckpoint | Close
+Request = Status | Submit | OfRun | NewestCheckpoint | SharedFolder | Close
 _Do = Callable[[Request], Mapping[str, object]]
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
 

@@ -93,6 +93,17 @@ def shared_run(paths: RunPaths) -> RunPaths | None:
     return RunPaths(Path(folder)) if folder else None
 
 
+def model_folder(paths: RunPaths) -> Path:
+    """Return the folder of a run's trained model: in the shared folder, or in the run directory."""
+    return (shared_run(paths) or paths).model
+
+
+def digests_below(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, by the name within. Missing: no files."""
+    files = records.files_below(folder)
+    return {path.relative_to(folder).as_posix(): records.sha256_of(path) for path in files}
+
+
 def choose_newest(
     steps: Mapping[int, Places], read: ReadPart, last_step: int | None = None
 ) -> tuple[Checkpoint | None, list[str]]:

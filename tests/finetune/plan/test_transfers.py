@@ -76,10 +76,11 @@ def test_an_object_store_takes_each_checkpoint_through_this_machine_twice() -> N
     assert stored["checkpoint to the object store"].here == 24 * SIZE
 
 
-def test_checkpoints_in_a_shared_folder_do_not_pass_this_machine() -> None:
+def test_checkpoints_and_a_model_in_a_shared_folder_do_not_pass_this_machine() -> None:
     found = moved("zero3", checkpoints="/lustre/runs", restarts=2)
     assert found["checkpoint to the shared folder, and back"].pod == 3 * SIZE
-    assert not [what for what, each in found.items() if each.here and "model" not in what]
+    assert found["trained model to the shared folder"].pod == 4 * SIZE
+    assert not [what for what, each in found.items() if each.here]
 
 
 def test_adapters_alone_are_in_checkpoints_and_in_the_saved_model() -> None:
@@ -109,6 +110,10 @@ def test_a_folder_and_rows_of_this_machine_go_to_every_pod(tmp_path: Path) -> No
     assert (model.size, model.here, model.pod) == (2 * SIZE, 8 * SIZE, 2 * SIZE)
     sent = found["rows to all pods"]
     assert (sent.here, sent.pod) == (4 * rows.stat().st_size, rows.stat().st_size)
+    shared = transfers_of(job.replace(checkpoints="/lustre/runs"), setting, TRACE)
+    once = {each.what: each.here for each in shared}
+    assert once["model to all pods"] == 2 * SIZE
+    assert once["rows to all pods"] == rows.stat().st_size
     # Files in bf16 are saved in bf16 again.
     assert found["trained model"].size == 2 * SIZE
 

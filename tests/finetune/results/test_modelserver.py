@@ -19,7 +19,7 @@ import pytest
 from tests.support.poll import until
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
-from workbench.base.files import write_json
+from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
 from workbench.base.process import activity, is_alive, process_start_time
 from workbench.finetune.answers.ask import chat, compare_predictions, predict
@@ -122,6 +122,25 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path) 
         check_model(paths)
     weights.unlink()
     with pytest.raises(RunError, match="cannot be read"):
+        check_model(paths)
+
+
+def test_a_model_in_a_shared_folder_is_read_in_place(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", "zero1")
+    shared = RunPaths(tmp_path / "lustre" / paths.root.name)
+    shared.model.mkdir(parents=True)
+    write_json(paths.job, {**read_json(paths.job), "shared": str(shared.root)})
+    paths.model.symlink_to(shared.model)
+    (shared.model / "config.json").write_text("{}")
+    weights = shared.model / "model.safetensors"
+    weights.write_bytes(b"weights")
+    write_json(paths.manifest, {"model/model.safetensors": file_digest(weights)})
+    check_model(paths)
+    weights.write_bytes(b"weightz")
+    with pytest.raises(RunError, match=sentence("{} is damaged", weights)):
+        check_model(paths)
+    shared.root.parent.rename(tmp_path / "unmounted")
+    with pytest.raises(RunError, match=sentence("stays in {}, and this machine", shared.model)):
         check_model(paths)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.finetune.checkpoint.tensor_tree import write_tree
+from workbench.finetune.checkpoint.tensor_tree import TENSORS, write_tree
+from workbench.finetune.techniques.zero.state import Stage3State, ZeroState
 from workbench.finetune.train import checkpoints as module
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.rundir.checkpoints import problem_of, write_manifest
@@ -115,3 +116,69 @@ def test_the_best_step_of_more_ranks_is_cut_again_when_it_is_loaded(rank: Rank) 
     torn = rank.shared / "checkpoints" / "step-4" / "pods" / "rank-2" / "state.json"
     torn.write_text("{}")
     assert not checkpoints.load_best(trainer)
+
+
+SAVED, NOW, WEIGHT = 4, 3, 3 << 18
+"""Ranks of the saved run and of the new one, and elements of each of four weights."""
+
+
+def flat(like: int) -> dict[str, object]:
+    """The engine's state of a saved rank: a flat buffer of weights, and two states of AdamW."""
+    size = 4 * WEIGHT // SAVED
+    weights = torch.arange(size, dtype=torch.float32) + like * size
+    states = {"exp_avg": weights + 1, "exp_avg_sq": weights + 2, "step": torch.tensor(4.0)}
+    return {
+        "weights": [weights],
+        "optimizer": {"state": {0: states}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+        "scaler": None,
+        "counters": {"global_steps": 4},
+    }
+
+
+def engine() -> Any:
+    """DeepSpeed's engine as a rank of the new run finds it."""
+    owned = [torch.empty(4 * WEIGHT // NOW)]
+    weights = [SimpleNamespace(ds_numel=WEIGHT) for _ in range(4)]
+    zero = SimpleNamespace(
+        single_partition_of_fp32_groups=owned,
+        fp32_partitioned_groups_flat=owned,
+        fp16_groups=[weights],
+        sub_group_to_group_id={0: 0},
+        optimizer=SimpleNamespace(param_groups=[{}]),
+    )
+    return SimpleNamespace(optimizer=zero, gradient_accumulation_steps=lambda: 1)
+
+
+def read_bytes(folder: Path) -> int:
+    """Bytes of the files of tensors that this process has read through its mappings."""
+    counted = 0
+    is_of_part = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            is_of_part = str(folder) in line and TENSORS in line
+        elif is_of_part and words[0] == "Rss:":
+            counted += int(words[1]) << 10
+    return counted
+
+
+@pytest.mark.parametrize("kind", [ZeroState, Stage3State])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_rank_of_another_number_reads_only_its_own_rows(
+    kind: type[ZeroState], number: int, rank: Rank
+) -> None:
+    for each in range(SAVED):
+        part = rank.shared / "checkpoints" / "step-4" / "pods" / f"rank-{each}"
+        part.mkdir(parents=True)
+        write_tree(part, {"step": 4, "engine": flat(each), "best": {}})
+        write_manifest(part, step=4, rank=each, world_size=SAVED)
+    rank.link(4)
+    checkpoints = rank.begin(resumes=True)
+    assert checkpoints.tree is not None
+    made: Any = kind(engine()).cut_anew(checkpoints.tree["engines"], rank=number, ranks=NOW)
+    needed = 3 * 4 * (4 * WEIGHT // NOW)
+    # The kernel maps some pages around each; all parts together have three times the bytes.
+    assert needed <= read_bytes(rank.shared) < 2 * needed
+    assert made["weights"][0].sum() == made["optimizer"]["state"][0]["exp_avg"].sum() - len(
+        made["weights"][0]
+    )

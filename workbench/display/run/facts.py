@@ -25,7 +25,7 @@ from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.outliers import between, split
 from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir.catalog.store import read_label
-from workbench.rundir.checkpoints import shared_run
+from workbench.rundir.checkpoints import model_folder, shared_run
 from workbench.rundir.events import EventKind
 from workbench.rundir.figures import metrics
 from workbench.rundir.figures.metric import Metric
@@ -341,8 +341,10 @@ def _pods_left(view: RunView) -> str:
 
 def _files_left(view: RunView) -> str:
     paths = view.paths
+    # The files stay in the shared folder, which this machine may not see.
+    model = f"model ({model_folder(paths)})" if paths.model.is_symlink() else "model"
     named = (
-        ("model", paths.model),
+        (model, paths.model),
         ("outputs", paths.outputs),
         ("predictions", paths.predictions),
         ("profile", paths.profile),
@@ -357,6 +359,8 @@ def _files_left(view: RunView) -> str:
 
 
 def _is_there(path: Path) -> bool:
+    if path.is_symlink():
+        return True
     if path.is_dir():
         try:
             return any(path.iterdir())

@@ -22,6 +22,7 @@ from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.data.scoring import judge
 from workbench.finetune.options.refusals.prompt import no_template
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 
 _AT_ONCE, _MOST = 64, 1024  # rows in the first request and in later requests
@@ -86,8 +87,9 @@ def _check_template(paths: RunPaths) -> None:
             f"the run in {paths.root} asks its model by "
             f"prompt {prompt!r}, not by turns; use run.predict"
         )
-    own = read_json(paths.model / "tokenizer_config.json").get("chat_template")
-    if not (job.get("chat_template") or own or (paths.model / "chat_template.jinja").is_file()):
+    model = model_folder(paths)
+    own = read_json(model / "tokenizer_config.json").get("chat_template")
+    if not (job.get("chat_template") or own or (model / "chat_template.jinja").is_file()):
         raise ConfigError(f"of the run in {paths.root}, {no_template(str(job.get('model')))}")
 
 

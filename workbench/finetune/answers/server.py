@@ -24,13 +24,14 @@ from workbench.base.child import (
     start,
 )
 from workbench.base.errors import DiskFull, RunError, require_package
-from workbench.base.files import load_json, read_json, records
+from workbench.base.files import is_folder, load_json, read_json, records
 from workbench.base.files.gate import check_regular
 from workbench.base.json_values import as_int, get_object
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.options.model.limits import too_many_parts
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths, is_output_name
 from workbench.rundir.status import result_file
 
@@ -86,7 +87,7 @@ class ModelServer:
         self.close()
         check_model(self._paths)
         require_package("torch", "the model of a run", extra="worker")
-        command = [*main_of(entries.ANSWERS), str(self._paths.model)]
+        command = [*main_of(entries.ANSWERS), str(model_folder(self._paths))]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         options += ["--longest-answer", str(_longest_answer(self._paths))]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
@@ -248,17 +249,24 @@ def check_model(paths: RunPaths) -> None:
     """
     if not paths.root.is_dir():
         raise RunError(f"not a run directory: {paths.root}")
-    check_regular(paths.model)
+    model = model_folder(paths)
+    if model != paths.model and paths.model.is_symlink() and not is_folder(model):
+        raise RunError(
+            f"the model of the run in {paths.root} stays in {model}, and this machine cannot read "
+            "the folder. Mount the shared folder here with your rights, or open the run on a "
+            "machine that sees the folder"
+        )
+    check_regular(model)
     check_regular(paths.job)
-    if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if not any((model / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunError(f"the run in {paths.root} left no model: the run has not ended, or failed")
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; the file states how the model was trained")
     _check_shards(paths)
     _check_weights(paths)
-    too_large = too_many_parts(read_json(paths.model / "config.json"))
+    too_large = too_many_parts(read_json(model / "config.json"))
     if too_large:
-        raise RunError(f"{paths.model / 'config.json'} has {too_large}; put a whole copy back")
+        raise RunError(f"{model / 'config.json'} has {too_large}; put a whole copy back")
 
 
 def _check_weights(paths: RunPaths) -> None:
@@ -268,7 +276,7 @@ def _check_weights(paths: RunPaths) -> None:
         is_weights = relative.suffix == ".safetensors" and is_output_name(relative)
         if not is_weights or relative.parts[0] != paths.model.name:
             continue
-        path = paths.root / relative
+        path = model_folder(paths).parent / relative
         try:
             facts = path.stat(follow_symlinks=False)
             found = _digest(path, facts.st_size, facts.st_mtime_ns)
@@ -294,7 +302,7 @@ def _longest_answer(paths: RunPaths) -> int:
 
 def _check_shards(paths: RunPaths) -> None:
     """Raise RunError if an index of weights names files outside its folder."""
-    for index in records.files_in(paths.model, "*.index.json"):
+    for index in records.files_in(model_folder(paths), "*.index.json"):
         shards = get_object(load_json(index), "weight_map").values()
         for shard in shards:
             if isinstance(shard, str) and PurePath(shard).name == shard:

@@ -49,7 +49,7 @@ def write_tree(folder: Path, tree: object) -> None:
 
 
 def read_tree(folder: Path) -> Any:
-    """Read a tree; the tensors are on the CPU."""
+    """Read a tree. The tensors are views of the file, whose bytes are read when they are used."""
     try:
         tensors = load_file(folder / TENSORS)
         return unpack(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)

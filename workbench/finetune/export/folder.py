@@ -21,6 +21,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.model.models import Family, model_kind
 from workbench.jobs.registry import job_from_dict
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import check_address, is_address
 from workbench.rundir.stores.folder import prepare_folder, put_folder
@@ -142,7 +143,7 @@ def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
         if job.lora.get("modules_to_save"):
             raise ConfigError(
                 "vLLM and TGI do not load adapters with modules_to_save; export with "
-                f"merged=True (peft loads the adapters in {paths.model})"
+                f"merged=True (peft loads the adapters in {model_folder(paths)})"
             )
         if model_kind(base) == "builtin":
             raise ConfigError(
@@ -238,9 +239,10 @@ def merge(paths: RunPaths, path: str | Path) -> Path:
             f"merge writes a folder of this machine; call export({path!r}, dtype=None) to merge "
             "the adapters and upload the model"
         )
-    if (paths.model / "config.json").is_file():
+    model = model_folder(paths)
+    if (model / "config.json").is_file():
         raise RunError(
-            f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model"
+            f"the run in {paths.root} trained no adapters: {model} is already a whole model"
         )
     merged = export(
         paths,
@@ -260,4 +262,4 @@ def job_of(paths: RunPaths) -> FineTune:
 
 def has_adapters(paths: RunPaths) -> bool:
     """Whether a run left adapters, and no whole model."""
-    return (paths.model / "adapter_config.json").is_file()
+    return (model_folder(paths) / "adapter_config.json").is_file()

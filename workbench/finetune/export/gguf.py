@@ -28,6 +28,7 @@ from workbench.finetune.export.folder import (
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.model.limits import ENCODER_DECODER
 from workbench.finetune.options.model.models import model_family
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
 
@@ -131,7 +132,7 @@ def _answer(op: str, paths: RunPaths, *, limit_s: float, **names: str) -> None:
     request: Mapping[str, object] = {
         "op": op,
         "job": get_object(load_json(paths.job), "job"),
-        "model": str(paths.model),
+        "model": str(model_folder(paths)),
         **names,
     }
     memory = machine_bytes()

@@ -396,7 +396,7 @@ def _add_tokenizer(
     if not kept:
         differs.append(
             "the tokenizer of tiny-t5 is made by the run, "
-            "and this one left none: it cannot be repeated so"
+            "and the run directory has none: it cannot be repeated so"
         )
 
 

@@ -24,6 +24,7 @@ from workbench.finetune.lm_eval.names import refusal
 from workbench.finetune.lm_eval.scores import Scores, as_evaluation, scores_from
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.catalog.benchmarks import add_evaluation
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.register.registered import (
     cluster_of,
@@ -79,7 +80,7 @@ def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> 
             f"method {trained.method!r} trained a model that scores texts, and lm-eval asks for "
             "answers. The run's own evaluations have the accuracy of the scores"
         )
-    check_trained(paths.model, trained, before=bool(options.get("before", True)))
+    check_trained(model_folder(paths), trained, before=bool(options.get("before", True)))
     job = Evaluation(run=str(paths.root), tasks=list(tasks), **options)
     include = None
     if job.include_path is not None:

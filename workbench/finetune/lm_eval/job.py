@@ -28,6 +28,7 @@ from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program
 from workbench.jobs.launcher import LauncherName
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.views import JobViews
+from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 
 REPORT = "files/benchmarks.json"
@@ -110,7 +111,7 @@ class Evaluation(Job):
         paths = RunPaths(root)
         resolved = json.loads(read_bytes(paths.job))
         resolved["gpus"] = gpus
-        resolved["model"] = sent_model(pod, RunPaths(Path(self.run)).model)
+        resolved["model"] = sent_model(pod, model_folder(RunPaths(Path(self.run))))
         base = Path(resolved["finetune"]["model"])
         if base.is_dir():
             resolved["finetune"]["model"] = sent_model(pod, base)

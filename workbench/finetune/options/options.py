@@ -410,8 +410,9 @@ class FineTuneOptions(Record):
     checkpoint is copied back when the cluster closes. `bring` copies checkpoints to this machine
     during the run. An address such as `s3://bucket/prefix` does the same, and uploads the copies
     below `s3://bucket/prefix/RUN_ID`. An absolute path such as `/lustre/me/checkpoints` is a folder
-    that all pods see under this path. Ranks write into its folder `RUN_ID`, and every later run
-    reads there; nothing is copied. This machine needs no such folder.
+    that all pods see under this path. Ranks write checkpoints and the trained model into its folder
+    `RUN_ID`, and every later run reads there; nothing is copied. This machine needs the folder only
+    to use the trained model.
     """
     resume: PathText | None = None
     """Run directory whose last good checkpoint this run continues, or its address.

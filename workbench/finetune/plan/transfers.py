@@ -55,19 +55,25 @@ def transfers_of(job: FineTune, setting: Setting, trace: Trace) -> Sequence[Tran
     """Return what a job moves between this machine and its pods, in the order of a run."""
     pods = max(1, setting.ranks // setting.on_pod)
     found = []
+    # Pods with a shared folder take from there what this machine sends once.
+    sent = 1 if job.checkpoint_folder else pods
     kind = model_kind(job.model)
     adapters = trace.trained if trace.trained < trace.parameters else 0
     files = setting.file_bytes * (trace.parameters - adapters)
     if kind == "folder":
-        found.append(Transfer(what="model to all pods", size=files, here=pods * files, pod=files))
+        found.append(Transfer(what="model to all pods", size=files, here=sent * files, pod=files))
     elif kind == "hub":
         found.append(Transfer(what="model from the hub", size=files, here=0, pod=files))
     rows = _bytes_of_rows(job)
     if rows:
-        found.append(Transfer(what="rows to all pods", size=rows, here=pods * rows, pod=rows))
+        found.append(Transfer(what="rows to all pods", size=rows, here=sent * rows, pod=rows))
     found += _of_checkpoints(job, pods, *checkpoint_bytes(setting, trace))
     saved = FP32 * adapters or setting.saved_bytes * trace.parameters
-    found.append(Transfer(what="trained model", size=saved, here=saved, pod=saved))
+    if job.checkpoint_folder:
+        what = "trained model to the shared folder"
+        found.append(Transfer(what=what, size=saved, here=0, pod=saved))
+    else:
+        found.append(Transfer(what="trained model", size=saved, here=saved, pod=saved))
     return found
 
 

@@ -33,8 +33,8 @@ def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[s
     if adapters:
         resolved["job"]["lora"]["resume_from"] = sent_model(link, Path(str(adapters)))
     resolved["gpus"] = gpus
-    # Beside the store, for all runs of the cluster.
-    resolved["token_files"] = str(link.store.parent / "tokens")
+    # Beside the store for all runs of the cluster, or in the shared folder for all clusters.
+    resolved["token_files"] = str(Path(job.checkpoint_folder or link.store.parent) / "tokens")
     return {paths.job.name: json.dumps(resolved)}
 
 
@@ -47,7 +47,11 @@ def _sent_rows(link: PodStore, path: Path) -> str:
 
 def sent_model(link: PodStore, folder: Path) -> str:
     """Return the path of a model's folder on a pod; send what is read if the pod cannot see it."""
-    return str(folder) if link.sees(folder) else _sent(link, folder, model_files(folder))
+    if link.sees(folder):
+        return str(folder)
+    # A run directory may have a link to a model in a shared folder.
+    real = folder.resolve()
+    return str(real) if link.sees(real) else _sent(link, folder, model_files(folder))
 
 
 def sent_folder(link: PodStore, folder: Path) -> str:

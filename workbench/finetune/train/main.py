@@ -336,7 +336,7 @@ def _tokens(
         shared = SharedRows(examples, encoder.rows, pod, encoder.taken)
         return rows_of_pod(shared, joined if packs else None)
 
-    return kept_rows(work.token_files, parts, make)
+    return kept_rows(work.token_files, parts, make, shared=work.shared is not None)
 
 
 def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
@@ -486,7 +486,7 @@ def _train(trainer: Any) -> int:
 def _save(
     work: Assignment, loaded: model.Loaded, caches: Caches, dtype: torch.dtype | None
 ) -> None:
-    folder = work.out / "model"
+    folder = work.model_folder
     if work.job.peft != "none":
         adapters.save(
             loaded.model,

@@ -66,7 +66,8 @@ class Assignment:
     resumed_step: int = 0
     """Step of the checkpoint to resume from; 0 from the beginning."""
     shared: Path | None = None
-    """The run's folder in a folder that all pods share. None: checkpoints stay on the pod."""
+    """The run's folder in a folder that all pods share. None: checkpoints stay on the pod, and the
+    model is copied back."""
     token_files: Path | None = None
     """Folder of the pod's tokenized rows; None for a run without a keeper's pods."""
     not_read: tuple[str, ...] = ()
@@ -140,6 +141,10 @@ class Assignment:
     @property
     def out(self) -> Path:
         return self.folder / "out"
+
+    @property
+    def model_folder(self) -> Path:
+        return (self.shared or self.out) / "model"
 
     @property
     def stop(self) -> Path:

@@ -166,6 +166,8 @@ class PodFiles:
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
         """Probed folders visible to the pod."""
+        self.common: tuple[PurePosixPath, ContentStore] | None = None
+        """Store in the shared folder of the pod's run. None: files go to the pod's own store."""
         self.transfer: TransferStatus | None = None
         """Current transfer of a large file. None: no transfer."""
         self.reason_gone: Callable[[float], str] = lambda _silent_s: ""
@@ -204,8 +206,9 @@ class PodFiles:
         self._connection().put_bytes(data, path)
 
     def put_once(self, local: Path, digest: str) -> str:
-        """Send a file of any size to the pod's store, once per content. Return its path there."""
-        path = str(self.store / digest[:32])
+        """Send a file of any size to a store, once per content. Return its path on the pod."""
+        store, stock = self.common or (self.store, self._stock)
+        path = str(store / digest[:32])
 
         def send() -> None:
             if self.put_file(local.resolve(), path) != digest:
@@ -218,7 +221,7 @@ class PodFiles:
         def look(stamp: str) -> str:
             return self.retry_until_lease(lambda ssh: self._look(ssh, path, digest, stamp))
 
-        self._stock.ensure(path, self.pod.name, look, send)
+        stock.ensure(path, self.pod.name, look, send)
         return path
 
     def size(self, remote: str) -> int:
@@ -274,8 +277,9 @@ class PodFiles:
     def put_file(self, local: Path, path: str) -> str:
         """Send a file of any size to a path on the pod with mode 0600. Return its digest."""
         if local.lstat().st_size >= LARGE:
-            # Pods may share the folder.
-            part = f"{path}.{self.pod.name}.part"
+            # Pods may share the folder, also pods of another cluster.
+            cluster = self._identity.folder.parent.name[:8]
+            part = f"{path}.{cluster}.{self.pod.name}.part"
 
             def send(route: SshRoute, tell: Progress) -> str:
                 return send_file(route, local, path, part, tell)

@@ -217,6 +217,8 @@ class Attempt:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""
         c = self._context
         c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
+        for link in c.links:
+            link.common = None  # of an earlier run
         if c.shared is not None:
             claim(c.links, c.shared, c.paths)
         first = c.links[0]

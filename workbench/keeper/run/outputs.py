@@ -21,6 +21,7 @@ from workbench.jobs.ignore_patterns import IgnorePatterns
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.in_place import model_digests
 from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Report, no_report
 from workbench.pods.ssh.bulk.transfer import LARGE
@@ -356,7 +357,7 @@ def bring_back(
     if failed is not None:
         raise failed
     kept = before if rest else old
-    manifest = {**kept, **brought.digests, **manifest}
+    manifest = {**kept, **brought.digests, **manifest, **_stayed(context, lost)}
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
         # A manifest says to the next keeper that the files are here, also after a power cut.
@@ -365,6 +366,22 @@ def bring_back(
     return PulledOutputs(
         digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange
     )
+
+
+def _stayed(context: RunContext, lost: Collection[str]) -> dict[str, str]:
+    """Return the digests of a model that stays in the shared folder, and make a link to it."""
+    shared = context.shared
+    if shared is None:
+        return {}
+    links = [link for link in context.links if link.pod.name not in lost]
+    digests = model_digests(links or context.links, shared)
+    model = context.paths.model
+    if digests and not model.is_symlink():
+        try:
+            model.symlink_to(shared.model)
+        except OSError as error:  # for people and their own programs
+            logger.warning("no link to %s at %s: %s", shared.model, model, error)
+    return digests
 
 
 def fetch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import replace
 
 from workbench.base.errors import RemoteError, WorkbenchError
@@ -45,7 +46,7 @@ def verdict(
     if live_processes is None:
         notes.append("a pod does not answer; processes there end with the agent's lease")
     model_step = ledger.totals.model_step
-    if fault is not None and model_step is not None and context.paths.model.exists():
+    if fault is not None and model_step is not None and os.path.lexists(context.paths.model):
         notes.append(f"the model was trained before: model/ has step {model_step}")
     if fault is not None:
         short = replace(fault, traceback="", others="")

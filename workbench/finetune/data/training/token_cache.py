@@ -1,4 +1,4 @@
-"""Files of tokenized rows, kept on a pod for its later runs.
+"""Files of tokenized rows, kept on a pod or in a shared folder for later runs.
 
 A file's name is a digest of everything that the tokens depend on, so no file is ever outdated.
 """
@@ -36,6 +36,8 @@ def kept_rows(
     folder: Path | None,
     parts: Callable[[], Mapping[str, object]],
     make: Callable[[], TokenRows],
+    *,
+    shared: bool = False,
 ) -> TokenRows:
     """Return tokenized rows, from the pod's files if every pod has a file. Collective.
 
@@ -43,6 +45,7 @@ def kept_rows(
         folder: Folder of the pod's token files; None makes the rows without looking.
         parts: Function that returns all facts behind the tokens. Only rank 0 calls the function.
         make: Function to make the rows on all ranks together.
+        shared: Whether all pods have the same folder, so that a single rank writes the file.
     """
     if folder is None:
         return make()
@@ -52,7 +55,8 @@ def kept_rows(
     # Ranks make rows together, so all ranks must make rows if a pod has no file.
     all_have = ranks.sums([float(found is not None)])[0] == ranks.world_size()
     rows = found if found is not None and all_have else make()
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    number = str(ranks.rank()) if shared else os.environ.get("LOCAL_RANK", "0")
+    if number == "0":
         # The run does not need the file: a full disk or another user's folder must not end the run.
         try:
             if rows is not found:
