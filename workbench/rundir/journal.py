@@ -28,11 +28,13 @@ from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
+from workbench.rundir.thinned import ThinnedWriter
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
 _BLOCK_BYTES = 1 << 16
+_LAST_BYTES = 1 << 17  # of events that are not thinned at the end
 _MOST_LATE = 50_000  # events kept in memory while their file cannot be written
 
 
@@ -66,6 +68,7 @@ class Journal:
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
         self._samples = SampleFile(paths)
+        self._thinned = ThinnedWriter(paths.events)
         self._now = asdict(StateRecord())
         self._late: list[str] = []  # lines of events that are not written yet
         # Whether the newest events of the ranks are in the logs only. The keeper's own events then
@@ -252,6 +255,7 @@ class Journal:
             try:
                 _append(self._paths, lines.encode())
                 self._late.clear()
+                self._thinned.renew()
             except OSError as error:
                 self._warn(error)
 
@@ -304,6 +308,7 @@ class Journal:
                 self._warn(error)
         self._close_scalars()
         try:
+            self._thinned.renew(_LAST_BYTES)
             self._samples.complete()
         except OSError as error:  # the result has the peaks as well
             self._warn(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,7 +182,12 @@ class RunComparison(LiveDisplayable):
         """
         options = PlotOptions(x=x, log=log, steps=steps, smooth=smooth)
         options.check_lines("the comparison", [run.name for run in self.runs])
-        return ComparisonPlot(self, options)
+        if not options.needs_all:
+            return ComparisonPlot(self, options)
+        runs = [
+            replace(run, view=RunView(run.view.paths.root, whole=True)) for run in self.runs
+        ]
+        return ComparisonPlot(RunComparison(runs=tuple(runs)), options)
 
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.runs)
