@@ -268,6 +268,7 @@ class Files:
             "held.json": self.target(run.held, lambda: newest_good(root)),
             "manifest.json": self.target(run.manifest, lambda: problem_of(root)),
             "events.jsonl": self.target(run.events, tail, shown),
+            "thinned.jsonl": self.target(run.thinned, shown),
             "samples.jsonl": self.target(run.samples, shown),
             "trace-operators.json": self.target(run.trace_operators, lambda: read_trace(run)),
             "flight.json": self.target(run.flight(0), lambda: communication(run)),

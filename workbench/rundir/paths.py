@@ -127,7 +127,7 @@ class RunPaths:
     """JSON events, an event per line, in the order of reading by the keeper."""
     thinned = _Below("thinned.jsonl")
     """Events that totals and plots of the whole run need: see `rundir/thinned.py`. Absent: the run
-    has less than 1 MiB of events."""
+    has few events."""
     samples = _Below("samples.jsonl")
     """Memory of the pods over time, of bounded size: see `rundir/figures/samples.py`. Absent: no
     sample so far."""

@@ -184,9 +184,7 @@ class RunComparison(LiveDisplayable):
         options.check_lines("the comparison", [run.name for run in self.runs])
         if not options.needs_all:
             return ComparisonPlot(self, options)
-        runs = [
-            replace(run, view=RunView(run.view.paths.root, whole=True)) for run in self.runs
-        ]
+        runs = [replace(run, view=RunView(run.view.paths.root, whole=True)) for run in self.runs]
         return ComparisonPlot(RunComparison(runs=tuple(runs)), options)
 
     def __repr__(self) -> str:
