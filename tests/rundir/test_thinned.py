@@ -1,4 +1,4 @@
-"""Thinned events: equal totals, equal plots, few bytes, and no trust in a file that does not fit."""
+"""Thinned events: equal totals, equal plots, few bytes, and no trust in a foreign file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
