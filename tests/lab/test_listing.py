@@ -18,7 +18,7 @@ from workbench.client.tensorboard.board import serve_folders
 from workbench.lab import listing as lab
 from workbench.lab import resubmit_cell
 from workbench.lab.listing import Listing
-from workbench.rundir.catalog.store import write_label
+from workbench.rundir.catalog.label import write_label
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.register.registered import NotRegistered
 from workbench.rundir.spec import ClusterSpec, RunSpec

@@ -19,7 +19,7 @@ from workbench.finetune.advice.rules import advise, gib_of
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.registry import job_from_dict, table_columns
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.catalog.store import read_label
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import Measurements, RunFault
 from workbench.rundir.spec import RunSpec

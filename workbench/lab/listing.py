@@ -39,14 +39,9 @@ from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
 from workbench.lab.resubmit_cell import again_code
 from workbench.lab.rows import WORDS, Row, cluster_row, has_words, run_row
-from workbench.rundir.catalog.store import (
-    RunRecord,
-    find_all,
-    read_label,
-    record_of,
-    stamp_of,
-    write_label,
-)
+from workbench.rundir.catalog.find import find_all, stamp_of
+from workbench.rundir.catalog.label import read_label, write_label
+from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import (
     cluster_of,

@@ -14,7 +14,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import as_float, as_int, as_str
 from workbench.base.words import pluralize
-from workbench.rundir.catalog.store import hosts_in
+from workbench.rundir.catalog.hosts import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures import metrics
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook

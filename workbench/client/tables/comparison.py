@@ -19,7 +19,8 @@ from workbench.client.run import Run
 from workbench.client.tables.run_rows import columns, differing, flat_options, rows_of
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
-from workbench.rundir.catalog.store import RunRecord, read_label, record_of
+from workbench.rundir.catalog.label import read_label
+from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.figures.metrics import columns_of
 from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.spec import RunSpec
