@@ -76,26 +76,29 @@ class Listing:
     def look(self, folder: str, limit: int, find: str = "") -> Row:
         """List the folder's content with its newest `limit` runs, and the time of the search.
 
-        Only runs with every word of `find` are listed.
+        Only runs with every word of `find` are listed. Runs that there was no time to read are
+        counted as `unread`, and the next look reads them.
         """
         began = time.thread_time()
         keepers: dict[Path, bool] = {}
         runs = []
         clusters = []
-        cut = False
+        unread = 0
 
         def goes_on() -> bool:
-            nonlocal cut
-            cut = time.thread_time() > began + self.look_s
-            return not cut
+            return time.thread_time() <= began + self.look_s
 
         # Find everything below the folder, until the time is over.
-        place = self._place(folder)
-        for paths in find_all(place, goes_on=goes_on):
+        places = list(find_all(self._place(folder), goes_on=goes_on))
+        cut = not goes_on()
+        # The names of runs begin with their time, so the newest are read first.
+        for paths in sorted(places, key=lambda paths: paths.root.name, reverse=True):
             if isinstance(paths, ClusterPaths):
                 clusters.append(self._cluster(paths))
-            else:
+            elif paths.root in self._ended or goes_on():
                 runs.append(self._run(paths, keepers))
+            else:
+                unread += 1
         runs.sort(key=_place_in_list)
         titles = {cluster["path"]: cluster["title"] for cluster in clusters}
         found = []
@@ -118,6 +121,7 @@ class Listing:
             "total": len(runs),
             "live": len(live),
             "cut": cut,
+            "unread": unread,
             "took_s": time.thread_time() - began,
         }
 

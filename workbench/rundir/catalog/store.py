@@ -28,7 +28,6 @@ from workbench.rundir.result import ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_status,
-    id_of,
     silence_of,
     state_or_problem,
 )
@@ -129,7 +128,7 @@ def _record(paths: RunPaths, keepers: dict[Path, bool] | None) -> RunRecord:
     facts["metrics"] = {**get_object(facts, "metrics"), **benchmark_figures(paths)}
     facts |= get_object(info, "benchmark")
     facts |= asdict(read_label(paths))
-    facts["id"] = id_of(paths)
+    facts["id"] = as_str(info.get("id")) or paths.root.name
     facts["submitted_s"] = info.get("submitted_s")
     asked = get_object(get_object(read_json(paths.spec), "cluster"), "pods")
     facts["gpus_per_pod"] = asked.get("gpus")
