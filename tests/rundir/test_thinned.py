@@ -287,3 +287,19 @@ def test_smoothing_and_a_range_of_steps_read_every_point(
 def test_the_path_of_thinned_events_is_that_of_the_run(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     assert thinned_beside(paths.events) == paths.thinned
+
+
+def test_a_run_continues_without_thinned_events_if_they_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("an event that nobody expected")
+
+    monkeypatch.setattr("workbench.rundir.journal._RENEWAL_BYTES", 1)
+    monkeypatch.setattr(thinned, "thin", fail)
+    paths = write_run(tmp_path).paths
+    journal = Journal(paths)
+    for _ in range(3):
+        journal.event(Event(time_s=1.0, rank=None, kind="note", data={"message": "hello"}))
+    assert len(list(ThinnedTail(paths.events).read())) == 3
+    assert not paths.thinned.exists()

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workbench.base.files import records
+from workbench.base.files import read_bytes, records
 from workbench.base.json_values import as_float, as_int, get_object, try_record
 from workbench.rundir.events import (
     Event,
@@ -31,7 +31,6 @@ from workbench.rundir.figures.metrics import numbers_in
 
 logger = logging.getLogger(__name__)
 _MOST_BYTES = 4 << 20  # a run with more events of other kinds has no thinned events
-_STEP_BYTES = 1 << 20  # a renewal costs as much as the reading of so many bytes
 _COMPARED_BYTES = 4096
 _MOST_EVENTS = 10_000  # in memory beside the kept events
 _POINTS = 2 * MOST_SHOWN  # of a curve: a plot chooses its own points among them
@@ -43,7 +42,7 @@ class ThinnedTail(EventTail):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self._offset, self._kept = _read(path)
+        self.offset, self._kept = _read(path)
 
     def read(self) -> Iterator[Event]:
         kept, self._kept = self._kept, []
@@ -60,7 +59,7 @@ class ThinnedWriter:
         self._kept: list[Event] = []
         self._is_full = False
 
-    def renew(self, least_bytes: int = _STEP_BYTES) -> None:
+    def renew(self, least_bytes: int) -> None:
         """Write the file if `least_bytes` of the events are new.
 
         Raise OSError if the file cannot be written.
@@ -196,7 +195,7 @@ def _read(path: Path) -> tuple[int, list[Event]]:
     (0, []): the file is missing or damaged, or was written for other events.
     """
     try:
-        about, *lines = records.read_bytes(thinned_beside(path), _MOST_BYTES).split(b"\n")
+        about, *lines = read_bytes(thinned_beside(path), _MOST_BYTES).split(b"\n")
         whole = [content for line in lines if (content := checked(line)) is not None]
         events = [event for event in map(event_of, records_in(whole)) if event is not None]
         match try_record(about):
