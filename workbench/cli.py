@@ -120,7 +120,7 @@ def _ls(args: argparse.Namespace) -> bool:
 
 def _live_clusters(folder: Path) -> list[Path]:
     """Return the directories of the clusters below a folder whose keeper is alive."""
-    from workbench.rundir.catalog.store import find_all
+    from workbench.rundir.catalog.find import find_all
     from workbench.rundir.paths import ClusterPaths
     from workbench.rundir.status import cluster_status
 
@@ -156,7 +156,7 @@ def _logs(args: argparse.Namespace) -> bool:
 
 def _stop(args: argparse.Namespace) -> bool:
     from workbench.client.cluster import Cluster
-    from workbench.rundir.catalog.store import find_all
+    from workbench.rundir.catalog.find import find_all
     from workbench.rundir.paths import ClusterPaths
 
     here = next(find_all(Path(args.run), depth=0), None)

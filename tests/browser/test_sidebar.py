@@ -16,7 +16,7 @@ from tests.support.poll import until
 from tests.support.writtenrun import WrittenRun, write_run
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.display.kit.plots.figure import look_of_run
-from workbench.rundir.catalog.store import read_label
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.events import Event
 from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.paths import ClusterPaths, RunPaths

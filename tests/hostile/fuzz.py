@@ -43,7 +43,8 @@ from workbench.lab.listing import Listing
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.pods.rendezvous.listener import decode_report
-from workbench.rundir.catalog.store import read_label, record_of
+from workbench.rundir.catalog.label import read_label
+from workbench.rundir.catalog.store import record_of
 from workbench.rundir.checkpoints import newest_good, problem_of
 from workbench.rundir.events import parse_event
 from workbench.rundir.figures.flight import communication, nccl_words
@@ -268,6 +269,7 @@ class Files:
             "held.json": self.target(run.held, lambda: newest_good(root)),
             "manifest.json": self.target(run.manifest, lambda: problem_of(root)),
             "events.jsonl": self.target(run.events, tail, shown),
+            "thinned.jsonl": self.target(run.thinned, shown),
             "samples.jsonl": self.target(run.samples, shown),
             "trace-operators.json": self.target(run.trace_operators, lambda: read_trace(run)),
             "flight.json": self.target(run.flight(0), lambda: communication(run)),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from workbench.client.tensorboard.board import serve_folders
 from workbench.lab import listing as lab
 from workbench.lab import resubmit_cell
 from workbench.lab.listing import Listing
-from workbench.rundir.catalog.store import write_label
+from workbench.rundir.catalog.label import write_label
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.register.registered import NotRegistered
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -165,6 +166,28 @@ def test_a_look_through_too_many_folders_ends_and_says_so(
     listing.look_s = -1.0
     answer = listing.look("", 50)
     assert (answer["cut"], answer["runs"]) == (True, [])
+
+
+def test_runs_that_there_was_no_time_to_read_are_counted_and_read_by_the_next_looks(
+    written: WrittenRun, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.end()
+    for n in range(1, 30):
+        shutil.copytree(written.paths.root, written.paths.root.with_name(f"2030-{n:02}"))
+    # Every look at the clock takes a second of CPU.
+    seconds = itertools.count()
+    monkeypatch.setattr("workbench.lab.listing.time.thread_time", lambda: float(next(seconds)))
+    other = Listing(listing.root)
+    other.look_s = 1000.0
+    whole_s = other.look("", 50)["took_s"]
+    # Too little for a third of the runs.
+    listing.look_s = whole_s - 12.0
+    first, second = (listing.look("", 50) for _ in range(2))
+    assert 5 < first["unread"] < 20 and first["total"] + first["unread"] == 30
+    assert (second["unread"], second["total"]) == (0, 30)
+    assert not first["cut"] and not second["cut"]
+    names = {Path(row["path"]).name for row in first["runs"]}
+    assert names == {f"2030-{n:02}" for n in range(29, 29 - len(names), -1)}
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "runs/../../..", "a\0b", "link"])

@@ -13,15 +13,10 @@ from workbench.pods.pod import Pod
 from workbench.rundir import status
 from workbench.rundir.catalog import store
 from workbench.rundir.catalog.benchmarks import add_evaluation, benchmark_figures
-from workbench.rundir.catalog.store import (
-    find_all,
-    find_runs,
-    hosts_in,
-    read_label,
-    record_of,
-    stamp_of,
-    write_label,
-)
+from workbench.rundir.catalog.find import find_all, find_runs, stamp_of
+from workbench.rundir.catalog.hosts import hosts_in
+from workbench.rundir.catalog.label import read_label, write_label
+from workbench.rundir.catalog.store import record_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots
 from workbench.rundir.state import RunState

@@ -49,6 +49,7 @@ FILES = (
         "state.json",
         "result.json",
         "events.jsonl",
+        "thinned.jsonl",
         "samples.jsonl",
         "hostfile",
     ),

@@ -27,10 +27,10 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if text.count("[") + text.count("{") > _DEEPEST:
-        level = [value]
-        for _ in range(_DEEPEST):
-            level = [inner for each in level for inner in _inside(each)]
-        if level:
+        level = _nested([value])
+        for _ in range(_DEEPEST - 1):
+            level = [inner for each in level for inner in _nested(each)]
+        if any(level):
             raise ValueError("it is nested too deeply")
     return value
 
@@ -135,6 +135,12 @@ def as_int(value: object) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
         else None
     )
+
+
+def _nested(value: Any) -> list[Any]:
+    """Return the objects and lists in parsed JSON: most values are neither."""
+    values = value.values() if isinstance(value, dict) else value
+    return [each for each in values if isinstance(each, (dict, list))]
 
 
 def _inside(value: object) -> Iterator[object]:

@@ -14,7 +14,7 @@ from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.jobs.job import Job
-from workbench.rundir.catalog.store import find_runs
+from workbench.rundir.catalog.find import find_runs
 
 _KEPT = "benchmark.json"
 # A larger file is known by its size and time, because reading would take seconds.

@@ -19,14 +19,13 @@ from workbench.finetune.advice.rules import advise, gib_of
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.registry import job_from_dict, table_columns
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.catalog.store import read_label
-from workbench.rundir.events import read_events
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import Measurements, RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import state_of
-from workbench.rundir.totals import RunTotals
+from workbench.rundir.totals import TotalsTail
 
 _PATHS = {"model", "dataset", "deepspeed", "resume", "path"}
 _MEASURED = tuple(field.name for field in fields(Measurements))
@@ -240,11 +239,7 @@ def _result_columns(result: RunResult) -> dict[str, object]:
 
 def _facts_so_far(paths: RunPaths, spec: Json) -> Json:
     """Return the facts reported by an unfinished run; the start time is unknown."""
-    try:
-        events = read_events(paths.events)
-        totals = RunTotals.of(events)
-    except OSError:
-        return {}
+    totals = TotalsTail(paths.events).read()
     asked = _Asked.of(spec)
     facts = totals.facts(None)
     return {**facts, "peft": asked.job.get("peft")}

@@ -23,7 +23,7 @@ from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.result import Card, RunResult, card_of, replace_text
 from workbench.client.tables.run_rows import columns, with_options
-from workbench.rundir.catalog.store import find_runs
+from workbench.rundir.catalog.find import find_runs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.view import RunView
 

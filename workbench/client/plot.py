@@ -10,11 +10,11 @@ from typing import Literal
 
 from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError, one_of
-from workbench.rundir.events import EventKind, read_events
+from workbench.rundir.events import EventKind
 from workbench.rundir.figures.curves import EVERYWHERE
 from workbench.rundir.figures.metrics import curves_of, known, metric_of, plot_names
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.totals import RunTotals
+from workbench.rundir.totals import TotalsTail
 
 MEMORY = "memory"
 Axis = Literal["steps", "time"]
@@ -56,6 +56,11 @@ class PlotOptions:
         first, last = self.steps
         low, high = EVERYWHERE
         return low if first is None else first, high if last is None else last
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the plot needs every point of the curves."""
+        return self.steps is not None or bool(self.smooth)
 
     @property
     def words(self) -> str:
@@ -135,7 +140,7 @@ class RunPlot(LiveDisplayable):
         if known(self.name) is not None:
             return
         # A number without a row in the table has a plot once the run has reported the number.
-        reported = RunTotals.of(read_events(RunPaths(self.path).events)).curve_names
+        reported = TotalsTail(RunPaths(self.path).events).read().curve_names
         if reported.isdisjoint(curves):
             names = [*plot_names(), MEMORY, *sorted(reported)]
             raise one_of("plot", self.name, dict.fromkeys(names))

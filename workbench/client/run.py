@@ -31,7 +31,7 @@ from workbench.client.result import RunResult
 from workbench.client.stacks import Stacks
 from workbench.client.takeover import reattach, settle_handover
 from workbench.pods.hostfile import Hostfile
-from workbench.rundir.catalog.store import read_label, write_label
+from workbench.rundir.catalog.label import read_label, write_label
 from workbench.rundir.events import Events
 from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.output.attempts import attempts_in

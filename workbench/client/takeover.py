@@ -19,7 +19,6 @@ from workbench.base.files import is_folder, is_there, not_ours, read_json, recor
 from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import as_float
 from workbench.base.messages.wire import Refused, ask
-from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
@@ -152,6 +151,8 @@ def checkpoint_on_pods(
 
     See `held_checkpoint`.
     """
+    from workbench.keeper.checkpoints import held_checkpoint  # loads the connections to pods
+
     if shared_run(run) is not None:
         return held_checkpoint(cluster, run, last_step, ranks)
     home = cluster_of(run)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from pathspec import GitIgnoreSpec
-
 
 class IgnorePatterns:
     """Patterns in the order of their lines; the last match decides.
@@ -25,6 +23,8 @@ class IgnorePatterns:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
+        from pathspec import GitIgnoreSpec  # only jobs with a folder need the library
+
         with warnings.catch_warnings():
             # Python compiles each pattern as well, and warns of "[[".
             warnings.simplefilter("ignore", FutureWarning)

@@ -10,6 +10,7 @@ import os
 import tokenize
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
@@ -96,8 +97,6 @@ _LARGEST = 200 << 20  # bytes of a script's folder; more is data, or the wrong f
 _NAMED = 5
 _IGNORED = "it is left out"
 _LINK = "it leads to something that does not travel"
-_SECRET = IgnorePatterns(SECRETS)
-_DEFAULT = IgnorePatterns(DEFAULTS)
 
 _Rules = Sequence[tuple[Path, IgnorePatterns]]
 """Ignore files with their folders; the last match decides."""
@@ -236,7 +235,7 @@ def left_out(folder: Path) -> list[str]:
     return sorted(
         name
         for name, stays in _script_walk(folder)
-        if stays and (stays == _LINK or _SECRET.decide(name))
+        if stays and (stays == _LINK or _patterns(SECRETS).decide(name))
     )
 
 
@@ -247,7 +246,7 @@ def files_of(folder: Path) -> list[Path]:
     """
     return sorted(
         folder / name
-        for name, stays in _walk(folder, [(folder, _DEFAULT)], nested=False)
+        for name, stays in _walk(folder, [(folder, _patterns(DEFAULTS))], nested=False)
         if not stays
     )
 
@@ -280,7 +279,7 @@ def _rules(folder: Path) -> _Rules:
     return [
         *outer,
         (folder, _spec(folder / _GIT_FILE)),
-        (folder, _DEFAULT),
+        (folder, _patterns(DEFAULTS)),
         (folder, _spec(folder / IGNORE_FILE)),
     ]
 
@@ -334,6 +333,11 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
             if (here / name).is_file():
                 stays = _IGNORED if _ignored(rules, here / name, False) else ""
                 yield (here / name).relative_to(folder).as_posix(), stays
+
+
+@cache
+def _patterns(lines: tuple[str, ...]) -> IgnorePatterns:
+    return IgnorePatterns(lines)
 
 
 def _spec(path: Path) -> IgnorePatterns:

@@ -39,14 +39,9 @@ from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
 from workbench.lab.resubmit_cell import again_code
 from workbench.lab.rows import WORDS, Row, cluster_row, has_words, run_row
-from workbench.rundir.catalog.store import (
-    RunRecord,
-    find_all,
-    read_label,
-    record_of,
-    stamp_of,
-    write_label,
-)
+from workbench.rundir.catalog.find import find_all, stamp_of
+from workbench.rundir.catalog.label import read_label, write_label
+from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import (
     cluster_of,
@@ -81,26 +76,29 @@ class Listing:
     def look(self, folder: str, limit: int, find: str = "") -> Row:
         """List the folder's content with its newest `limit` runs, and the time of the search.
 
-        Only runs with every word of `find` are listed.
+        Only runs with every word of `find` are listed. Runs that there was no time to read are
+        counted as `unread`, and the next look reads them.
         """
         began = time.thread_time()
         keepers: dict[Path, bool] = {}
         runs = []
         clusters = []
-        cut = False
+        unread = 0
 
         def goes_on() -> bool:
-            nonlocal cut
-            cut = time.thread_time() > began + self.look_s
-            return not cut
+            return time.thread_time() <= began + self.look_s
 
         # Find everything below the folder, until the time is over.
-        place = self._place(folder)
-        for paths in find_all(place, goes_on=goes_on):
+        places = list(find_all(self._place(folder), goes_on=goes_on))
+        cut = not goes_on()
+        # The names of runs begin with their time, so the newest are read first.
+        for paths in sorted(places, key=lambda paths: paths.root.name, reverse=True):
             if isinstance(paths, ClusterPaths):
                 clusters.append(self._cluster(paths))
-            else:
+            elif paths.root in self._ended or goes_on():
                 runs.append(self._run(paths, keepers))
+            else:
+                unread += 1
         runs.sort(key=_place_in_list)
         titles = {cluster["path"]: cluster["title"] for cluster in clusters}
         found = []
@@ -123,6 +121,7 @@ class Listing:
             "total": len(runs),
             "live": len(live),
             "cut": cut,
+            "unread": unread,
             "took_s": time.thread_time() - began,
         }
 

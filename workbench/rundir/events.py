@@ -316,22 +316,23 @@ class EventTail:
         self.damaged = 0
         """Number of lines so far whose checksum is wrong."""
         self._path = path
-        self._offset = 0
+        self.offset = 0
+        """Number of bytes that were read."""
         if last_bytes is not None and path.exists():
-            self._offset = max(0, path.stat().st_size - last_bytes)
+            self.offset = max(0, path.stat().st_size - last_bytes)
 
     def read(self) -> Iterator[Event]:
         """Yield the events since the previous read; skip broken and unfinished lines."""
         rest = b""
         # If the file is not there yet, or is gone, keep the earlier events.
         with suppress(OSError), open_record(self._path) as file:
-            file.seek(self._offset)
+            file.seek(self.offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
-                whole = [content for line in lines if (content := _checked(line)) is not None]
+                whole = [content for line in lines if (content := checked(line)) is not None]
                 self.damaged += len(lines) - len(whole)
                 yield from filter(None, map(event_of, records_in(whole)))
-            self._offset = file.tell() - len(rest)
+            self.offset = file.tell() - len(rest)
 
 
 def recorded_line(event: Event) -> str:
@@ -340,7 +341,7 @@ def recorded_line(event: Event) -> str:
     return (content[:-1] + _CRC + b"%d}\n" % zlib.crc32(content)).decode()
 
 
-def _checked(line: bytes) -> bytes | None:
+def checked(line: bytes) -> bytes | None:
     """Return a line without its checksum, if any. None: the checksum is wrong."""
     content, mark, crc = line.rpartition(_CRC)
     if not mark:

@@ -28,11 +28,15 @@ from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
+from workbench.rundir.thinned import ThinnedWriter
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
 _BLOCK_BYTES = 1 << 16
+# Events are thinned when so many bytes are new, during a run and at its end.
+_RENEWAL_BYTES = 1 << 20
+_LAST_BYTES = 1 << 17
 _MOST_LATE = 50_000  # events kept in memory while their file cannot be written
 
 
@@ -66,6 +70,7 @@ class Journal:
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
         self._samples = SampleFile(paths)
+        self._thinned: ThinnedWriter | None = ThinnedWriter(paths.events)
         self._now = asdict(StateRecord())
         self._late: list[str] = []  # lines of events that are not written yet
         # Whether the newest events of the ranks are in the logs only. The keeper's own events then
@@ -254,6 +259,18 @@ class Journal:
                 self._late.clear()
             except OSError as error:
                 self._warn(error)
+                return
+            self._thin(_RENEWAL_BYTES)
+
+    def _thin(self, least_bytes: int) -> None:
+        try:
+            if self._thinned is not None:
+                self._thinned.renew(least_bytes)
+        except OSError as error:
+            self._warn(error)
+        except Exception:  # printed events may hold any values; readers then read all events
+            logger.exception("the events of %s are not thinned", self._paths.root)
+            self._thinned = None
 
     def _draw_anew(self, events: Iterable[Event]) -> None:
         """Replace the curves by new files with the values of all events.
@@ -303,6 +320,7 @@ class Journal:
             except OSError as error:  # the logs have the events
                 self._warn(error)
         self._close_scalars()
+        self._thin(_LAST_BYTES)
         try:
             self._samples.complete()
         except OSError as error:  # the result has the peaks as well

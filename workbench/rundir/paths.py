@@ -125,6 +125,9 @@ class RunPaths:
     """Reserved room on the disk for the result of a run in progress."""
     events = _Below("events.jsonl")
     """JSON events, an event per line, in the order of reading by the keeper."""
+    thinned = _Below("thinned.jsonl")
+    """Events that totals and plots of the whole run need: see `rundir/thinned.py`. Absent: the run
+    has few events."""
     samples = _Below("samples.jsonl")
     """Memory of the pods over time, of bounded size: see `rundir/figures/samples.py`. Absent: no
     sample so far."""

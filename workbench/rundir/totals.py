@@ -16,7 +16,7 @@ from typing import Any, Self
 from workbench.base.files.records import facts_of
 from workbench.base.json_values import as_float, as_int, numbers_of
 from workbench.base.words import truncate
-from workbench.rundir.events import Event, EventKind, EventTail
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.evaluations import Evaluations
 from workbench.rundir.figures.metrics import figures_of
 from workbench.rundir.figures.reported import facts_of_kinds
@@ -24,6 +24,7 @@ from workbench.rundir.figures.trainings import Trainings
 from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
+from workbench.rundir.thinned import ThinnedTail
 
 logger = logging.getLogger(__name__)
 # Notes, and failed checkpoints. A result of more than 16 MiB could not be read again.
@@ -404,7 +405,7 @@ class TotalsTail:
             return self._totals
 
     def _begin(self) -> None:
-        self._tail = EventTail(self._path)
+        self._tail = ThinnedTail(self._path)
         self._totals = RunTotals()
 
     def __reduce__(self) -> tuple[type[TotalsTail], tuple[Path]]:

@@ -14,7 +14,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import as_float, as_int, as_str
 from workbench.base.words import pluralize
-from workbench.rundir.catalog.store import hosts_in
+from workbench.rundir.catalog.hosts import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures import metrics
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
@@ -38,14 +38,18 @@ from workbench.rundir.status import (
     silence_of,
     state_or_problem,
 )
+from workbench.rundir.thinned import ThinnedTail
 from workbench.rundir.totals import Progress, RunTotals
 
 
 class RunView:
     """State and figures of a run as of the last `refresh`."""
 
-    def __init__(self, path: str | Path, curves: Sequence[str] = ()):
-        """Read the run. `curves` names the curves to keep besides the known metrics."""
+    def __init__(self, path: str | Path, curves: Sequence[str] = (), *, whole: bool = False):
+        """Read the run. `curves` names the curves to keep besides the known metrics.
+
+        `whole` curves have every point of a long run, for a part of a plot or smoothed values.
+        """
         self.paths = run_at(path)
         self.id = id_of(self.paths)
         """Id of the run, unique in its cluster."""
@@ -65,7 +69,8 @@ class RunView:
         self.cluster_phase = ""
         """Phase of the run's cluster; `closed` if the keeper is gone."""
         # Each tail reads only what is new at every refresh.
-        self._events = EventTail(self.paths.events)
+        tail = EventTail if whole else ThinnedTail
+        self._events = tail(self.paths.events)
         self._samples = SampleTail(self.paths.samples)
         self._logs: dict[tuple[int, int], list[LogTail]] = {}
         self._book = MemoryBook()

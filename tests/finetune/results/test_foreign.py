@@ -35,6 +35,7 @@ FILES = (
         "state.json",
         "result.json",
         "events.jsonl",
+        "thinned.jsonl",
         "hostfile",
         "command.sh",
         "origin.json",

@@ -1,13 +1,15 @@
-"""Rows that an earlier run of the user checked are copied, if nothing behind them changed."""
+"""Rows that an earlier run of the user checked are linked, if nothing behind them changed."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -15,6 +17,7 @@ from workbench import FineTune
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.dataset import Prepared
 from workbench.finetune.submit import earlier_rows
+from workbench.finetune.submit.stage import files_for
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +61,71 @@ def test_a_second_run_takes_the_rows_of_the_first(
     assert checks == [tmp_path / "a" / "inputs"]
     assert second.train == tmp_path / "b" / "inputs" / "train.jsonl"
     assert contents(first) == contents(second) and second.train_rows == first.train_rows == 30
-    assert second.train is not None and second.train.stat().st_mode & 0o777 == 0o600
+    # The folder keeps the rows private: a linked file has the mode of the first.
+    assert second.train is not None and second.train.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_rows_of_many_runs_take_the_disk_of_one_run(
+    job: FineTune, tmp_path: Path, checks: list[Path]
+) -> None:
+    made = [earlier_rows.checked(job, tmp_path / f"run-{n}" / "inputs") for n in range(5)]
+    assert len(checks) == 1
+    seen = [file.stat() for file in tmp_path.glob("run-*/inputs/*.jsonl")]
+    assert len(seen) == 10
+    assert len({status.st_ino for status in seen}) == 2
+    one_run = sum(len(content) for content in contents(made[0]))
+    assert sum({status.st_ino: status.st_size for status in seen}.values()) == one_run
+    shutil.rmtree(tmp_path / "run-3")
+    after = earlier_rows.checked(job, tmp_path / "run-5" / "inputs")
+    assert len(checks) == 1 and contents(after) == contents(made[1])
+
+
+@pytest.mark.parametrize("why", [errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP])
+def test_rows_are_copied_where_the_disk_has_no_links(
+    why: int,
+    job: FineTune,
+    tmp_path: Path,
+    checks: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(os, "link", refuse)
+    made = [earlier_rows.checked(job, tmp_path / f"run-{n}" / "inputs") for n in range(3)]
+    assert len(checks) == 1
+    assert contents(made[0]) == contents(made[1]) == contents(made[2])
+    assert made[2].train is not None and made[2].train.stat().st_nlink == 1
+    assert made[2].train.stat().st_mode & 0o777 == 0o600
+
+
+class Shelf:
+    """A pod that counts the bytes it is sent by content, as a link does."""
+
+    name = "pod-0"
+    store = PurePosixPath("/pod/store")
+
+    def __init__(self) -> None:
+        self.sent: dict[str, int] = {}
+
+    def sees(self, _path: Path) -> bool:
+        return False
+
+    def put_once(self, local: Path, digest: str) -> str:
+        self.sent[digest] = local.stat().st_size
+        return str(self.store / digest[:32])
+
+
+def test_the_rows_of_many_runs_are_sent_to_a_pod_once(
+    job: FineTune, tmp_path: Path, checks: list[Path]
+) -> None:
+    pod = Shelf()
+    for n in range(4):
+        made = earlier_rows.checked(job, tmp_path / f"run-{n}" / "inputs")
+        asked = {"job": job.to_dict(), "train": "train.jsonl", "eval": "eval.jsonl"}
+        (tmp_path / f"run-{n}" / "inputs" / "job.json").write_text(json.dumps(asked))
+        files_for(job, pod, tmp_path / f"run-{n}", 0)  # type: ignore[arg-type]
+    assert sum(pod.sent.values()) == sum(len(content) for content in contents(made))
 
 
 @pytest.mark.parametrize("what", ["source", "copy", "removed", "option", "code", "note"])

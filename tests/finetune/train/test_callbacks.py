@@ -11,6 +11,7 @@ import torch
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.finetune.train.callbacks import EventCallback, StopFile
+from workbench.finetune.train.measure import meter as meter_module
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.rundir.events import parse_event
 
@@ -80,6 +81,26 @@ def test_a_step_s_time_is_of_one_of_mean_length(passes: Callable[[float], None])
         pytest.approx(26 * 0.1),
         pytest.approx(26 * 0.05),
     )
+
+
+def test_a_meter_of_a_long_run_keeps_few_steps_and_the_tokens_of_all(
+    passes: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter_module, "_MOST_STEPS", 100)
+    meter = StepMeter(causal=True)
+    meter.resume()
+    # The first half has the long rows, and a step takes a tenth of a second for each token.
+    batches = {tokens: {"attention_mask": torch.ones(1, tokens)} for tokens in (30, 10)}
+    for n in range(2_001):
+        tokens = 30 if n <= 1_000 else 10
+        meter.see(batches[tokens], profiled=False)
+        passes(tokens / 10)
+        meter.computed(tokens / 20)
+        meter.step(1, profiled=False)
+        assert len(meter._warm) <= 100
+    totals = meter.totals()
+    assert totals["step_s"] == pytest.approx(20 * 0.1)
+    assert totals["micro_batch_s"] == pytest.approx(20 * 0.05)
 
 
 def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from workbench.client.run import Run
 from workbench.client.tables.run_rows import columns, differing, flat_options, rows_of
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
-from workbench.rundir.catalog.store import RunRecord, read_label, record_of
+from workbench.rundir.catalog.label import read_label
+from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.figures.metrics import columns_of
 from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.spec import RunSpec
@@ -182,7 +183,10 @@ class RunComparison(LiveDisplayable):
         """
         options = PlotOptions(x=x, log=log, steps=steps, smooth=smooth)
         options.check_lines("the comparison", [run.name for run in self.runs])
-        return ComparisonPlot(self, options)
+        if not options.needs_all:
+            return ComparisonPlot(self, options)
+        runs = [replace(run, view=RunView(run.view.paths.root, whole=True)) for run in self.runs]
+        return ComparisonPlot(RunComparison(runs=tuple(runs)), options)
 
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.runs)

@@ -17,7 +17,7 @@ from workbench.base.words import strip_controls
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import ENDS
 from workbench.finetune.options.model.models import hub_cache
-from workbench.rundir.catalog.store import find_all
+from workbench.rundir.catalog.find import find_all
 from workbench.rundir.paths import RunPaths
 
 Proposal = tuple[str, str]

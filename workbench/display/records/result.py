@@ -31,7 +31,7 @@ from workbench.display.kit.templates import render
 from workbench.finetune.notebook.result import FineTuneResult
 from workbench.finetune.profile.compare import ProfileComparison
 from workbench.finetune.profile.parse import ModuleProfile, Profile
-from workbench.rundir.catalog.store import read_label
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.figures.metrics import columns_of
 from workbench.rundir.paths import RunPaths
 

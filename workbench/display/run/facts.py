@@ -24,7 +24,7 @@ from workbench.display.kit.downloads import run_links
 from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.outliers import between, split
 from workbench.display.kit.plots.runs import plot_title
-from workbench.rundir.catalog.store import read_label
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.checkpoints import model_folder, shared_run
 from workbench.rundir.events import EventKind
 from workbench.rundir.figures import metrics

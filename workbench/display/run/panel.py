@@ -71,7 +71,7 @@ class PlotPanel(Watched):
     """A single plot of a run, drawn again as points arrive."""
 
     def __init__(self, it: RunPlot):
-        self.view = RunView(it.path, curves_of(it.name))
+        self.view = RunView(it.path, curves_of(it.name), whole=it.options.needs_all)
         self._it = it
         self._drawings = Drawings()
         self._svg = ""

@@ -14,7 +14,8 @@ from workbench.client.tables.history import History, metric_columns
 from workbench.client.tables.run_rows import columns, figure_of
 from workbench.finetune.techniques.registry import TechniqueName
 from workbench.jobs.registry import kinds
-from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
+from workbench.rundir.catalog.find import find_runs
+from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.state import RunState, StateName
 
 _NEWEST = "-submitted_s"

@@ -408,6 +408,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             self.log(self._sums.take(read.ended))
         finally:
             self.state.global_step, self.state.epoch = now
+            # Nothing reads the Trainer's list, which would grow with every step.
+            self.state.log_history.clear()
 
     def _tell_how_far(self, *, apart: bool) -> None:
         """Report the progress of a rank that trains apart, once a second.

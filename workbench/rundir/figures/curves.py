@@ -22,6 +22,8 @@ _MOST_FOLDERS = 200  # of TensorBoard; further trainings share the last one
 _MOST_OPEN = 4  # event files; each has a thread
 EVERYWHERE = (-math.inf, math.inf)
 """The range of all x."""
+MOST_SHOWN = 400
+"""Points of a line in a plot."""
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -157,7 +159,7 @@ class Curve:
 
     def thinned(
         self,
-        limit: int = 400,
+        limit: int = MOST_SHOWN,
         within: tuple[float, float] = EVERYWHERE,
     ) -> tuple[list[float], list[float], list[float]]:
         """Return x, values and times of at most `limit` points, whose x is `within` a range.
@@ -172,7 +174,7 @@ class Curve:
             >>> len(x) <= 100, max(values), x[0], x[-1], times[-1]
             (True, 50.0, 0.0, 999.0, 1998.0)
         """
-        order = self._places(limit, within)
+        order = self.places(limit, within)
         x = [self._x[place] for place in order]
         values = [self._y[place] for place in order]
         times = [self._time_s[place] for place in order]
@@ -181,7 +183,7 @@ class Curve:
     def smoothed(
         self,
         weight: float,
-        limit: int = 400,
+        limit: int = MOST_SHOWN,
         within: tuple[float, float] = EVERYWHERE,
     ) -> list[float]:
         """Return the smoothed values at the points of `thinned`.
@@ -189,23 +191,34 @@ class Curve:
         All values of the curve are smoothed, before points are skipped.
         """
         values = smoothed(self._y, weight)
-        return [values[place] for place in self._places(limit, within)]
+        return [values[place] for place in self.places(limit, within)]
 
-    def _places(self, limit: int, within: tuple[float, float]) -> Sequence[int]:
-        """Return the places of at most `limit` points that show the curve."""
+    def places(
+        self, limit: int = MOST_SHOWN, within: tuple[float, float] = EVERYWHERE
+    ) -> Sequence[int]:
+        """Return the places of at most `limit` points that show the curve.
+
+        Every stretch of x has its lowest and its highest point. Stretches begin at multiples of a
+        power of two, so the same points are chosen among points that were chosen with a higher
+        limit before.
+        """
         first, last = within
         begin = bisect_left(self._x, first)
         end = bisect_right(self._x, last)
-        size = end - begin
-        if size <= limit:
+        if end - begin <= limit:
             return range(begin, end)
         picked = {begin, end - 1}
-        # Each stretch of equal length has two points: the lowest and the highest.
-        count = (limit - 2) // 2
-        for n in range(count):
-            stretch = range(begin + n * size // count, begin + (n + 1) * size // count)
+        # The first and the last stretch may be narrower than the others.
+        span = self._x[end - 1] - self._x[begin]
+        _, exponent = math.frexp(span / (limit // 2 - 3))
+        width = math.ldexp(1.0, exponent)
+        while begin < end:
+            next_x = (math.floor(self._x[begin] / width) + 1) * width
+            after = bisect_left(self._x, next_x, begin + 1, end)
+            stretch = range(begin, after)
             picked.add(min(stretch, key=self._y.__getitem__))
             picked.add(max(stretch, key=self._y.__getitem__))
+            begin = after
         return sorted(picked)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.words import duration, moment, scaled
 from workbench.pods.pod import Pod
-from workbench.rundir.catalog.store import find_runs
+from workbench.rundir.catalog.find import find_runs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import RunSpec

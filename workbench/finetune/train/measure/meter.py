@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any, NamedTuple, Self, SupportsFloat
 
 import torch
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from workbench.agent.rank import collectives as ranks
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
+
+_MOST_STEPS = 10_000  # newest steps that a median is taken of
 
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
@@ -65,7 +68,6 @@ class Stopwatch:
 class _Step(NamedTuple):
     took_s: float
     tokens: int
-    micro_batches: int
     computing_s: float
     """Seconds of forward and backward passes for a token."""
 
@@ -108,7 +110,9 @@ class StepMeter:
         self._fair_s = self._fair_samples = 0.0
         self._fair_useful: Any = 0
         self._fair_padded = 0
-        self._warm: list[_Step] = []
+        # Steps after the first: the newest, and sums of all.
+        self._warm: deque[_Step] = deque(maxlen=_MOST_STEPS)
+        self._warm_steps = self._warm_tokens = self._warm_micro_batches = 0
         self._ended: _Ended | None = None
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank takes part, because pods may differ and the exchange is a collective.
@@ -202,13 +206,11 @@ class StepMeter:
         took_s = [float(seconds) for seconds in step.computing]
         took_s = took_s[:-1] or took_s
         computing_s = sum(took_s) / sum(step.tokens[: len(took_s)])
-        warm = _Step(
-            took_s=step.took_s,
-            tokens=sum(step.tokens),
-            micro_batches=len(step.tokens),
-            computing_s=computing_s,
-        )
-        self._warm.append(warm)
+        tokens = sum(step.tokens)
+        self._warm.append(_Step(took_s=step.took_s, tokens=tokens, computing_s=computing_s))
+        self._warm_steps += 1
+        self._warm_tokens += tokens
+        self._warm_micro_batches += len(step.tokens)
 
     def _lap_s(self) -> float:
         """Return the seconds since the last reading of the clock; 0 during a pause."""
@@ -220,29 +222,28 @@ class StepMeter:
 
     # Steps may have rows of any length, so a few must not represent all: medians are per token.
     def _step_s(self) -> float | None:
-        """Return the seconds of a step of mean length.
+        """Return the seconds of a step of mean length, at the pace of the newest steps.
 
         A disturbance of a few periods has no effect.
         """
         if not self._warm:
             return None
         # Steps of whole periods; all steps if not even one period is whole.
-        whole = len(self._warm) // self._period * self._period or len(self._warm)
+        newest = list(self._warm)
+        whole = len(newest) // self._period * self._period or len(newest)
         token_s = []
         for at in range(0, whole, self._period):
-            steps = self._warm[at : at + self._period]
+            steps = newest[at : at + self._period]
             took_s = sum(step.took_s for step in steps)
             tokens = sum(step.tokens for step in steps)
             token_s.append(took_s / tokens)
-        mean_tokens = fmean(step.tokens for step in self._warm)
-        return median(token_s) * mean_tokens
+        return median(token_s) * self._warm_tokens / self._warm_steps
 
     def _micro_batch_s(self) -> float:
         if not self._warm:
             return 0.0
-        tokens = sum(step.tokens for step in self._warm)
-        micro_batches = sum(step.micro_batches for step in self._warm)
-        return median(step.computing_s for step in self._warm) * tokens / micro_batches
+        token_s = median(step.computing_s for step in self._warm)
+        return token_s * self._warm_tokens / self._warm_micro_batches
 
     def _sent(self) -> Sent | None:
         return read_sent(self._peers, alone=os.environ.get("LOCAL_WORLD_SIZE", "1") == "1")

@@ -320,7 +320,8 @@
         write(place, `${find && `${answer.found} of `}${runs}${folder && ` below ${folder}`}, ${answer.live} live`);
         fit(list, grouped(answer, find), () => groupElement(tools), (child, group) => child.update(group));
         const far = "Too many folders to look through: in the file browser, open one that is nearer to the runs.";
-        const none = !answer.total ? "No runs yet. Those that a notebook starts appear here."
+        const rest = `And ${answer.unread} more ${answer.unread === 1 ? "run" : "runs"}, read in a moment.`;
+        const none = answer.unread ? rest : !answer.total ? "No runs yet. Those that a notebook starts appear here."
           : answer.found ? "" : "No run has all these words.";
         notice.rest(answer.cut ? far : none);
         more.hidden = answer.runs.length >= answer.found;
