@@ -43,16 +43,18 @@ from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.options.text.templates import unread
+from workbench.finetune.recipe.lines import collator_of
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train import optimizers
-from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
+from workbench.finetune.train.audit import TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
 from workbench.finetune.train.guests.figures import PRODUCT_NAMES
+from workbench.finetune.train.lines_check import LinesCheck
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.finetune.train.measure.profile import (
     StepProfiler,
@@ -302,6 +304,9 @@ def _own_trainer(
     collator: Any = encoder.collator
     if parts.sequence is not None:
         collator = parts.sequence.cutting(collator)
+    elif job.packing or not coefficient:  # padding would count in the balance of experts
+        training = {} if job.packing else job.training
+        collator = collator_of(loaded.model, **collator.keywords, training=training)
     trainer = FineTuner(
         parts=parts,
         train_dataset=train,
@@ -382,9 +387,9 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
         # Restores a checkpoint, and asks for one when it is due.
         trainer.checkpoints,
     ]
-    if job.packing:
-        # Refuses a model in which packed texts see each other.
-        after.append(PackingCheck(trainer))
+    if not work.method.uses_trl:
+        # Keeps rows apart that a model would mix.
+        after.append(LinesCheck(trainer, packed=job.packing))
     if work.rank == 0 and traced:
         # Traces some steps with torch's profiler.
         after.append(StepTrace(traced, work.out))
