@@ -16,6 +16,7 @@ from workbench.finetune.data.training.rows import Rows, load
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad
+from workbench.finetune.recipe.standalone import row_lengths
 
 
 def samplers_of(
@@ -221,7 +222,8 @@ def test_on_gpus_batches_are_padded_to_a_multiple_of_8_and_no_loss_counts_the_pa
 @pytest.mark.parametrize("rows", [1, 5, 6, 7, 17])
 def test_every_rank_evaluates_as_often_and_each_row_counts_once(rows: int) -> None:
     data = [{"input_ids": [n] * (n + 1), "labels": [n]} for n in range(rows)]
-    dealt = [list(eval_batches(data, size=2, rank=rank, world_size=3)) for rank in range(3)]
+    how = {"lengths": row_lengths(data), "size": 2, "world_size": 3}
+    dealt = [list(eval_batches(data, rank=rank, **how)) for rank in range(3)]
     assert len({len(own) for own in dealt}) == 1
     counted = [
         row["labels"][0] for own in dealt for batch, counts in own if counts for row in batch

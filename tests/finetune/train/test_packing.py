@@ -1,24 +1,20 @@
-"""Packed rows: the same loss of every token as alone, and a model that mixes texts is refused."""
+"""Packed rows: the same loss of every token as alone."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.forkedruns import LENGTH, Plan
-from tests.support.sentences import sentence
-from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.data.training.tokens import packed
 from workbench.finetune.model import tiny
 from workbench.finetune.recipe.lean_loss import shifted
 from workbench.finetune.recipe.order import IGNORED, pad
-from workbench.finetune.train.audit import PackingCheck
 
 COLLATOR = partial(pad, pad_id=0)
 
@@ -66,37 +62,6 @@ def test_every_token_of_a_packed_row_has_the_loss_that_it_has_alone(attention: s
         losses = token_losses(model, COLLATOR(together))
     assert len(losses) == sum(len(row["labels"]) - 1 for row in rows())
     assert losses == pytest.approx(alone, abs=1e-5)
-
-
-class Mixing(torch.nn.Module):
-    """A model that takes no notice of positions."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, **_: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids)
-
-
-def check(model: Any) -> None:
-    trainer = SimpleNamespace(
-        train_dataset=list(packed(rows(), 20)),
-        model_wrapped=model,
-        data_collator=COLLATOR,
-        _prepare_inputs=lambda batch: batch,
-    )
-    PackingCheck(trainer).on_train_begin()
-
-
-def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_step() -> None:
-    model = llama("sdpa")
-    check(model)
-    assert model.training
-    with pytest.raises(
-        ConfigError, match=sentence("and in this model a packed text sees those before it")
-    ):
-        check(Mixing(model))
 
 
 @pytest.mark.slow

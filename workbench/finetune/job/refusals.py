@@ -48,7 +48,7 @@ from workbench.finetune.options.refusals.languages import (
     tokenizer_of,
 )
 from workbench.finetune.options.refusals.optimizer import check_optimizer, check_schedule
-from workbench.finetune.options.refusals.prompt import check_packing, check_prompt
+from workbench.finetune.options.refusals.prompt import check_prompt
 from workbench.finetune.options.refusals.recomputing import check_layers, check_policy
 from workbench.finetune.options.refusals.sequence import (
     check_ranks,
@@ -296,7 +296,6 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("checkpoint_layers", check_layers),
     Refusal("checkpoint_policy", check_policy),
     Refusal("device_map", on_gpus.check_device_map),
-    Refusal("packing", check_packing),
     Refusal("eval_strategy", check_times),
     Refusal("metrics", check_judged),
     Refusal("metric_for_best_model", check_best),

@@ -69,8 +69,7 @@ class Lines:
     ) -> None:
         """Set up with the collator of separate rows, and the largest number of tokens of a line.
 
-        `start_id` is the first token of a decoder; None for causal models. A row longer than `most`
-        has a line to itself, and other lines may be as long.
+        `start_id` is the first token of a decoder; None for causal models.
         """
         self.alone = alone
         self.joins = True
@@ -89,26 +88,20 @@ class Lines:
 
 
 def filled(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Distribute rows over few lines of at most `most` tokens, or as many as the longest row.
+    """Distribute rows evenly over lines of about `most` tokens, or as many as the longest row.
 
     Example:
         >>> rows = [{"input_ids": [0] * size, "labels": [0] * size} for size in (3, 5, 2, 4)]
         >>> [[len(row["labels"]) for row in line] for line in filled(rows, 7)]
         [[5, 2], [4, 3]]
     """
-    most = max(most, *(max(_sizes(row)) for row in rows))
-    lines: list[list[Row]] = []
-    used: list[tuple[int, int]] = []
+    sizes = [_sizes(row) for row in rows]
+    most = max(most, *map(max, sizes))
+    tokens = max(sum(column) for column in zip(*sizes, strict=True))
+    lines: list[list[Row]] = [[] for _ in range(-(-tokens // most))]
+    # The longest rows first, each into the emptiest line.
     for row in sorted(rows, key=_sizes, reverse=True):
-        read, learned = _sizes(row)
-        for number, (line_read, line_learned) in enumerate(used):
-            if line_read + read <= most and line_learned + learned <= most:
-                lines[number].append(row)
-                used[number] = line_read + read, line_learned + learned
-                break
-        else:
-            lines.append([row])
-            used.append((read, learned))
+        min(lines, key=lambda line: sum(sum(_sizes(other)) for other in line)).append(row)
     return lines
 
 

@@ -152,12 +152,13 @@ def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def eval_batches(
     rows: Sequence[Mapping[str, Sequence[int]]],
     *,
+    lengths: torch.Tensor,
     size: int,
     rank: int,
     world_size: int,
 ) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
     """Distribute rows for evaluation, longest first, so batches need little padding."""
-    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
+    order = lengths[:, 0].argsort(descending=True, stable=True).tolist()
     for start in range(0, len(order), size * world_size):
         begin = start + rank * size
         mine = order[begin : begin + size]

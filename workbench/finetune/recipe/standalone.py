@@ -280,6 +280,7 @@ class Repetition(TokenTrainer):
         args = self.args
         batches = eval_batches(
             self.eval_dataset,
+            lengths=row_lengths(self.eval_dataset),
             size=args.per_device_eval_batch_size,
             rank=args.process_index,
             world_size=args.world_size,

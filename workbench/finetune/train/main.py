@@ -289,10 +289,6 @@ def _own_trainer(
     job = work.job
     train = _tokens(work, encoder, rows.train, packs=job.packing)
     encoder.lengths = train.texts
-    # A packed row holds several rows: each begins at position 0.
-    count = len(train)
-    if job.packing:
-        count = sum(row["position_ids"].count(0) for row in train)
     evaluation: Any = []
     if evaluates(job):
         evaluation = _tokens(work, encoder, rows.eval)
@@ -316,7 +312,7 @@ def _own_trainer(
         processing_class=loaded.tokenizer,
         data_collator=collator,
     )
-    _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
+    _add_callbacks(work, trainer, samples=work.global_batch * train.samples / len(train))
     return trainer
 
 

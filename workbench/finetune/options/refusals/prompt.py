@@ -1,4 +1,4 @@
-"""Refusals of options that write rows: `prompt`, `chat_template`, `system` and `packing`."""
+"""Refusals of options that write rows: `prompt`, `chat_template` and `system`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,3 @@ def no_template(model: str) -> str:
         f"the model {model!r} has no chat template; set chat_template, or use a model with a "
         "chat template"
     )
-
-
-def check_packing(job: FineTuneOptions) -> None:
-    """Raise ConfigError for packed rows that an attention would mix."""
-    if (
-        job.packing
-        and job.attn_implementation == "flash_attention_2"
-        and job.per_device_train_batch_size > 1
-    ):
-        raise ConfigError(
-            "packing with attn_implementation 'flash_attention_2' keeps texts "
-            "apart in one row alone, and per_device_train_batch_size is "
-            f"{job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
-        )
