@@ -27,6 +27,7 @@ def samplers_of(
     rows: int = 50,
     lengths: torch.Tensor | None = None,
     order: int = ROW_ORDER,
+    joins: bool = False,
 ) -> list[GlobalBatchSampler]:
     how = {
         "micro_batch": micro_batch,
@@ -36,7 +37,7 @@ def samplers_of(
     }
     how["order"] = order
     return [
-        GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, **how)
+        GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, joins=lambda: joins, **how)
         for rank in range(world_size)
     ]
 
@@ -158,6 +159,30 @@ def test_small_global_batches_mix_lengths_and_still_leave_less_padding_than_a_ra
     assert spread["mixed"][read] >= 0.7 > 0.1 >= spread["alike"][read]
     assert spread["mixed"][learned] >= 0.6
     assert padded["alike"] < padded["mixed"] < 0.95 * padded["random"]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "accumulation", "world_size"), [(12, 1, 1), (3, 4, 1), (4, 1, 3), (2, 2, 3)]
+)
+def test_steps_of_lines_are_random_and_their_tokens_are_spread_over_ranks_and_micro_batches(
+    micro_batch: int, accumulation: int, world_size: int
+) -> None:
+    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size}
+    dealt = global_batches(**how, lengths=LENGTHS, joins=True)
+    assert dealt == global_batches(micro_batch=12, accumulation=1, world_size=1)
+    totals = LENGTHS.sum(1)
+    own = [list(sampler) for sampler in samplers_of(**how, lengths=LENGTHS, joins=True)]
+    tokens = torch.tensor([[int(totals[rows].sum()) for rows in each] for each in own])
+    assert {len(rows) for each in own for rows in each} == {micro_batch}
+    plain = [list(sampler) for sampler in samplers_of(**how)]
+    of_plain = torch.tensor([[int(totals[rows].sum()) for rows in each] for each in plain])
+    if world_size > 1:
+        assert tokens.float().std(0).mean() < 0.5 * of_plain.float().std(0).mean()
+
+
+def test_a_run_of_an_earlier_version_keeps_its_order_with_lines() -> None:
+    how = {"micro_batch": 12, "accumulation": 1, "world_size": 1, "lengths": LENGTHS}
+    assert global_batches(**how, order=2, joins=True) == global_batches(**how, order=2)
 
 
 def test_the_order_of_earlier_runs_and_of_large_global_batches_is_what_it_was() -> None:

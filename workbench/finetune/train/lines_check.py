@@ -53,7 +53,7 @@ class LinesCheck(TrainerCallback):  # type: ignore[misc]  # transformers publish
         if self.packed:
             raise ConfigError(
                 "packing is on, and in this model a packed text sees those before it; leave "
-                "packing out"
+                "packing and tokens_per_micro_batch out"
             )
         if trainer.causal and trainer.balance is None and trainer.sequence is None:
             trainer.reads_mask = ranks.sums([float(self._reads_mask(rows))])[0] > 0

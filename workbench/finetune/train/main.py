@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +24,7 @@ from workbench.finetune.data.training import rows as data
 from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows, rows_of_pod
 from workbench.finetune.data.training.rows import Row, Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
-from workbench.finetune.data.training.tokens import TokenRows, packed
+from workbench.finetune.data.training.tokens import TokenRows, packed, shuffled
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.methods.registry import method_of
@@ -287,7 +287,7 @@ def _own_trainer(
 ) -> FineTuner:
     """Return the trainer of the package, which learns answers token by token."""
     job = work.job
-    train = _tokens(work, encoder, rows.train, packs=job.packing)
+    train = _tokens(work, encoder, rows.train, packs=job.packs)
     encoder.lengths = train.texts
     evaluation: Any = []
     if evaluates(job):
@@ -300,8 +300,8 @@ def _own_trainer(
     collator: Any = encoder.collator
     if parts.sequence is not None:
         collator = parts.sequence.cutting(collator)
-    elif job.packing or not coefficient:  # padding would count in the balance of experts
-        training = {} if job.packing else job.training
+    elif job.packs or not coefficient:  # padding would count in the balance of experts
+        training = {} if job.packs else job.training
         collator = collator_of(loaded.model, **collator.keywords, training=training)
     trainer = FineTuner(
         parts=parts,
@@ -320,12 +320,16 @@ def _tokens(
     work: Assignment, encoder: Encoder, examples: Sequence[Example], *, packs: bool = False
 ) -> TokenRows:
     """Return rows as tokens, made by an earlier run if possible."""
+    tokens = work.job.tokens_per_micro_batch
 
     def parts() -> dict[str, object]:
         given = encoder.depends_on(work.rank_folder)
+        given["budget"] = [tokens, work.job.seed] if packs and tokens else None
         return {**given, "rows": content_digest(examples), "packed": packs}
 
-    def joined(rows: TokenRows) -> Iterator[Row]:
+    def joined(rows: TokenRows) -> Iterable[Row]:
+        if tokens:
+            return packed(shuffled(rows, tokens, work.job.seed), tokens)
         most = encoder.text_tokens
         if None in (work.job.max_source_length, work.job.max_target_length):
             most = max(most, int(rows.lengths[:, 0].max()))
@@ -385,7 +389,7 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
     ]
     if not work.method.uses_trl:
         # Keeps rows apart that a model would mix.
-        after.append(LinesCheck(trainer, packed=job.packing))
+        after.append(LinesCheck(trainer, packed=job.packs))
     if work.rank == 0 and traced:
         # Traces some steps with torch's profiler.
         after.append(StepTrace(traced, work.out))

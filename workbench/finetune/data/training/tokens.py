@@ -15,6 +15,7 @@ from typing import IO
 import numpy
 import torch
 
+from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.options.text.lengths import TextLengths
 
@@ -183,6 +184,19 @@ def _checked(
     if not verified and header != FORMAT.encode() + digest.digest() + counts:
         raise ValueError("the content is not the written content")
     return sizes, width, samples, TextLengths(**dict(zip(_TEXTS, texts, strict=True)))
+
+
+def shuffled(rows: TokenRows, most: int, seed: int) -> Iterator[Row]:
+    """Yield rows in random order. Raise ConfigError for a row of more than `most` tokens."""
+    longest = int(rows.lengths[:, 0].max())
+    if longest > most:
+        raise ConfigError(
+            f"tokens_per_micro_batch is {most}, and a row has {longest} tokens; use {longest} or "
+            "more, or shorten rows by max_source_length and max_target_length"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    for number in torch.randperm(len(rows), generator=generator).tolist():
+        yield rows[number]
 
 
 def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
