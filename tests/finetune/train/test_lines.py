@@ -84,9 +84,7 @@ def rows_of(model: Any, count: int = 9, longest: int = 30) -> list[Row]:
         if model.config.is_encoder_decoder:
             rows.append({"input_ids": asked, "labels": answer})
         else:
-            rows.append(
-                {"input_ids": asked + answer, "labels": [IGNORED] * len(asked) + answer}
-            )
+            rows.append({"input_ids": asked + answer, "labels": [IGNORED] * len(asked) + answer})
     return rows
 
 
@@ -308,12 +306,12 @@ def test_few_tokens_are_computed_for_each_useful_one(
 
 def wikisql_lengths() -> torch.Tensor:
     """Return the numbers of words and marks of the questions and queries of 960 rows."""
-    lines = [row for row in mini_rows(0, 960)]
+    lines = list(mini_rows(0, 960))
     words = re.compile(r"\w+|[^\w\s]")
     return torch.tensor([[len(words.findall(t)) for t in (r.source, r.target)] for r in lines])
 
 
-PADDED = '''
+PADDED = """
 from workbench.finetune.recipe.lines import Lines
 from workbench.finetune.train.lines_check import LinesCheck
 from workbench.finetune.train.main import main
@@ -321,7 +319,7 @@ from workbench.finetune.train.main import main
 Lines.__call__ = lambda lines, rows: lines.alone(rows)
 LinesCheck.on_train_begin = lambda *_, **__: None
 main()
-'''
+"""
 """A rank with the same rows in each step, and each row padded by itself."""
 # name: ranks, rows of a micro-batch, accumulation, options
 RUNS: dict[str, tuple[int, int, int, dict[str, object]]] = {

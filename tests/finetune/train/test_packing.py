@@ -103,9 +103,7 @@ def test_a_number_of_tokens_beside_other_limits_of_a_batch_is_refused(
 
 
 def test_the_plan_counts_the_tokens_of_a_micro_batch() -> None:
-    job = FineTune(
-        model="tiny-llama", tokens_per_micro_batch=5000, per_device_train_batch_size=1
-    )
+    job = FineTune(model="tiny-llama", tokens_per_micro_batch=5000, per_device_train_batch_size=1)
     assert method_of("sft").learns_at_once(job) == (4872, 128)
 
 

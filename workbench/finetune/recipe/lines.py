@@ -65,7 +65,12 @@ class Lines:
     """Collator that joins rows to lines, or pads each row by itself."""
 
     def __init__(
-        self, alone: Callable[[Sequence[Row]], Batch], *, pad_id: int, start_id: int | None, most: int
+        self,
+        alone: Callable[[Sequence[Row]], Batch],
+        *,
+        pad_id: int,
+        start_id: int | None,
+        most: int,
     ) -> None:
         """Set up with the collator of separate rows, and the largest number of tokens of a line.
 

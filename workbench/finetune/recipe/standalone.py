@@ -2,11 +2,11 @@
 
 Run cards include this script.
 
-The script's folder has `order.py`, `lines.py`, `lean_loss.py`, `tiny_t5.py`, `job.json`, `train.jsonl`,
-perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the
-script once per rank. Rows, their order, batches, initial weights, loss, optimizer and schedule are
-the same as in the run. The reason: the project's own trainer calls the functions of this file. The
-trained model is written to `model/`.
+The script's folder has `order.py`, `lines.py`, `lean_loss.py`, `tiny_t5.py`, `job.json`,
+`train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or
+`torchrun` starts the script once per rank. Rows, their order, batches, initial weights, loss,
+optimizer and schedule are the same as in the run. The reason: the project's own trainer calls the
+functions of this file. The trained model is written to `model/`.
 """
 
 from __future__ import annotations
@@ -406,7 +406,10 @@ def main() -> None:
         train_dataset=_rows(folder / "train.jsonl", tokenizer, job),
         eval_dataset=_rows(folder / "eval.jsonl", tokenizer, job),
         data_collator=collator_of(
-            model, tokenizer.pad_token_id, model.config.decoder_start_token_id, job.get("training", {})
+            model,
+            tokenizer.pad_token_id,
+            model.config.decoder_start_token_id,
+            job.get("training", {}),
         ),
     )
     trainer.order = recipe.get("order", 1)

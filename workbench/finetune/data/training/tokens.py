@@ -76,9 +76,7 @@ class TokenRows(Sequence[Row]):
         digest.update(sizes)
         self.texts = texts()
         """Lengths of the texts of the rows."""
-        counts = _COUNTS.pack(
-            integers, len(sizes), width, self.samples, *astuple(self.texts)
-        )
+        counts = _COUNTS.pack(integers, len(sizes), width, self.samples, *astuple(self.texts))
         digest.update(counts)
         file.seek(0)
         file.write(FORMAT.encode() + digest.digest() + counts)
@@ -158,9 +156,7 @@ class TokenRows(Sequence[Row]):
         return sizes.view(len(self), self._width)[:, :2]
 
 
-def _checked(
-    file: IO[bytes], *, verified: bool
-) -> tuple[array[int], int, int, TextLengths]:
+def _checked(file: IO[bytes], *, verified: bool) -> tuple[array[int], int, int, TextLengths]:
     """Return sizes of columns, number of columns, number of samples and lengths of texts.
 
     Raise ValueError for damage; if `verified`, only for another size.

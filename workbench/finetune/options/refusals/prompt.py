@@ -43,7 +43,8 @@ def check_tokens(job: FineTuneOptions) -> None:
         return
     if job.packing:
         raise ConfigError(
-            "tokens_per_micro_batch packs rows already, to another length than packing; drop packing"
+            "tokens_per_micro_batch packs rows already, to another length than packing; drop "
+            "packing"
         )
     if job.per_device_train_batch_size > 1:
         raise ConfigError(
