@@ -19,7 +19,7 @@ from workbench.finetune.recipe.order import IGNORED, pad, padded
 Row = Mapping[str, Sequence[int]]
 Batch = dict[str, torch.Tensor]
 
-LINE_TOKENS = 1024
+LINE_TOKENS = 512
 """Least limit of a line under an attention that scores every pair of a line's tokens.
 
 The scores of longer lines would cost more than the padding that they save.
