@@ -251,6 +251,7 @@ def others() -> Iterator[tuple[str, Any, dict[str, object]]]:
     yield "absolute positions", BartForConditionalGeneration(bart), {}
     yield "T5 without sdpa", t5("eager"), {}
     yield "noise by length", llama(), {"neftune_noise_alpha": 5}
+    yield "compiled", llama(), {"torch_compile": True}
 
 
 @pytest.mark.parametrize(

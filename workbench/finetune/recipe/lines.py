@@ -33,8 +33,8 @@ def collator_of(
 ) -> Callable[[Sequence[Row]], Batch]:
     """Return the collator for learning, which joins rows to lines if the model can separate rows.
 
-    `start_id` is the first token of a decoder; None for causal models. `training` are the further
-    arguments of the Trainer.
+    `start_id` is the first token of a decoder; None for causal models. `training` are arguments of
+    the Trainer.
     """
     alone = partial(pad, pad_id=pad_id, start_id=start_id)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -48,8 +48,8 @@ def collator_of(
 
 def line_tokens(model: Any, training: Mapping[str, object]) -> int | None:
     """Return the largest number of tokens of a line; None for rows that stay separate."""
-    # The noise of NEFTune is smaller in longer rows.
-    if training.get("neftune_noise_alpha"):
+    # The noise of NEFTune is smaller in longer rows, and torch compiles more graphs for lines.
+    if training.get("neftune_noise_alpha") or training.get("torch_compile"):
         return None
     attention = model.config._attn_implementation
     if model.config.is_encoder_decoder:

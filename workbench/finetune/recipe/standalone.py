@@ -409,7 +409,7 @@ def main() -> None:
             model,
             tokenizer.pad_token_id,
             model.config.decoder_start_token_id,
-            job.get("training", {}),
+            {**job.get("training", {}), "torch_compile": job["torch_compile"]},
         ),
     )
     trainer.order = recipe.get("order", 1)

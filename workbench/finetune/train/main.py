@@ -301,7 +301,7 @@ def _own_trainer(
     if parts.sequence is not None:
         collator = parts.sequence.cutting(collator)
     elif job.packs or not coefficient:  # padding would count in the balance of experts
-        training = {} if job.packs else job.training
+        training = {} if job.packs else {**job.training, "torch_compile": job.torch_compile}
         collator = collator_of(loaded.model, **collator.keywords, training=training)
     trainer = FineTuner(
         parts=parts,
