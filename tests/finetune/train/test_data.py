@@ -87,9 +87,16 @@ def test_an_epoch_has_every_row_and_steps_of_one_size_and_the_next_another_order
     assert first != second
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["random", "grouped"])
-def test_a_run_that_goes_on_in_the_second_epoch_has_its_order(lengths: torch.Tensor | None) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "joins"),
+    [(None, False), (LENGTHS, False), (LENGTHS, True)],
+    ids=["random", "grouped", "lines"],
+)
+def test_a_run_that_goes_on_in_the_second_epoch_has_its_order(
+    lengths: torch.Tensor | None, joins: bool
+) -> None:
     how = {"micro_batch": 2, "accumulation": 2, "world_size": 3, "lengths": lengths}
+    how["joins"] = joins
     for unbroken, resumed in zip(samplers_of(**how), samplers_of(**how), strict=True):
         resumed.epoch = 1
         list(unbroken)
