@@ -21,7 +21,6 @@ def test_a_way_differs_from_its_plain_way_in_nothing_else(way: Way, tmp_path: Pa
     jobs = [each.job(tmp_path, 3).to_dict() for each in (way, other)]
     changed = {name for name in jobs[0] if jobs[0][name] != jobs[1][name]}
     allowed = {
-        "group_by_length": {"train_sampling_strategy"},
         # A packed row holds several rows, so fewer make a step of as many rows.
         "packing": {"packing", "per_device_train_batch_size", "gradient_accumulation_steps"},
         "learning_rate": {"learning_rate"},
@@ -91,4 +90,4 @@ def test_the_docs_have_the_table_of_the_recorded_runs() -> None:
     lines = [f"| {' | '.join(map(str, row))} |" for row in (grid.columns, *grid.rows)]
     page = DOCS.read_text(encoding="utf-8")
     assert [line for line in lines if line not in page] == []
-    assert len(lines) == 6
+    assert len(lines) == 5

@@ -151,6 +151,7 @@ def test_a_training_argument_changes_what_it_states(name: str) -> None:
 PLAIN = FineTune(model="tiny-llama", max_source_length=64, max_target_length=64).to_dict()
 OTHER = {
     "packing": True,
+    "tokens_per_micro_batch": 512,
     "label_smoothing_factor": 0.1,
     "router_aux_loss_coef": 0.5,
     "chat_template": "{{ messages }}",

@@ -32,6 +32,10 @@ def job(**options: Any) -> FineTune:
         ({"technique": "single"}, "ranks of technique 'single' train alone; use 'ddp'"),
         ({"technique": "local-sgd"}, "ranks of technique 'local-sgd' train alone"),
         ({"packing": True}, "works without packing"),
+        (
+            {"tokens_per_micro_batch": 512, "per_device_train_batch_size": 1},
+            "works without tokens_per_micro_batch",
+        ),
         ({"torch_compile": True}, "works without torch_compile"),
         ({"attn_implementation": "eager"}, "'sdpa' or 'flash_attention_2', not 'eager'"),
         ({"model": "tiny-t5"}, "'tiny-t5' is an encoder-decoder model"),

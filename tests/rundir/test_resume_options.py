@@ -24,6 +24,7 @@ SAME = """
     label_smoothing_factor attn_implementation torch_compile training max_source_length
     max_target_length prompt chat_template system loss_on packing seed train_sampling_strategy
     source_language target_language tensor_parallel optimizer_options
+    tokens_per_micro_batch
 """
 
 

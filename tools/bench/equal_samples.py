@@ -87,11 +87,6 @@ class Way:
 WAYS = (
     Way("random order", ONE_POD),
     Way(
-        "group_by_length",
-        {**ONE_POD, "train_sampling_strategy": "group_by_length"},
-        plain="random order",
-    ),
-    Way(
         "packing",
         # Seven packed rows hold about 30 rows of WikiSQL.
         {

@@ -31,7 +31,7 @@ ROWS = {"train": 8000, "eval": 300}
 ORDERS = {
     "random": {"train_sampling_strategy": "random"},
     "alike": {"train_sampling_strategy": "group_by_length", "order": 1},
-    "mixed": {"train_sampling_strategy": "group_by_length", "order": ROW_ORDER},
+    "mixed": {"train_sampling_strategy": "group_by_length", "order": 2},
 }
 
 Figures = tuple[float, float, float, float]

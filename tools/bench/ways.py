@@ -1,8 +1,9 @@
 """Ways to train on a folder's rows, each with the steps' wall and CPU clock: ours and plain ones.
 
-`python -m tools.bench.ways WAY FOLDER STEPS`, or through torchrun for the loop on several ranks.
-FOLDER holds `model/` and `train.jsonl`, as `work.write_model` writes them. A step of a rank is
-2 micro-batches of 16 rows. Prints a line of JSON, whose figures leave out the first five steps.
+`python -m tools.bench.ways WAY FOLDER STEPS`, or through torchrun on several ranks. FOLDER holds
+`model/` and `train.jsonl`, as `work.write_model` writes them. BENCH_STEP is a rank's step, such as
+"8x1": rows of a micro-batch, and micro-batches; else 16x2. Each rank prints a line of JSON, whose
+figures leave out the first five steps.
 
 Plain ways are those that a user who cares for speed would pick: `trainer`, transformers' Trainer
 with batches of like lengths; `packing`, TRL's trainer with packed rows, for causal models; `loop`,
@@ -33,11 +34,13 @@ from transformers import (
 )
 from transformers.trainer_callback import CallbackHandler
 
-MICRO, ACCUMULATION, LEFT_OUT, WIDTH = 16, 2, 5, 96
+MICRO, ACCUMULATION = map(int, os.environ.get("BENCH_STEP", "16x2").split("x"))
+LEFT_OUT, WIDTH = 5, 96
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 ROWS = MICRO * ACCUMULATION
 """Rows of a rank's step."""
-PACKED = 512
-"""Tokens of a packed sequence; two of them make a micro-batch."""
+PACKED = 512 if MICRO >= 8 else 256
+"""Tokens of a packed sequence; a sequence for each eight rows of a micro-batch."""
 WINDOW = 8
 """Steps whose rows the loop sorts together."""
 RATE = 1e-3
@@ -119,6 +122,7 @@ def arguments(folder: Path, steps: int, **more: Any) -> dict[str, Any]:
         "disable_tqdm": True,
         "use_cpu": True,
         "seed": 0,
+        "ddp_backend": "gloo" if RANKS > 1 else None,
     }
     return {**chosen, **more}
 
@@ -133,7 +137,7 @@ def trainer(folder: Path, steps: int, clock: Clock) -> float:
         train_dataset=tokens(folder, model, tokenizer),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
     ).train()
-    return ROWS
+    return ROWS * RANKS
 
 
 def packing(folder: Path, steps: int, clock: Clock) -> float:
@@ -153,7 +157,7 @@ def packing(folder: Path, steps: int, clock: Clock) -> float:
     options = arguments(
         folder,
         steps,
-        per_device_train_batch_size=2,
+        per_device_train_batch_size=max(1, MICRO // 8),
         packing=True,
         max_length=PACKED,
         completion_only_loss=True,
@@ -167,7 +171,8 @@ def packing(folder: Path, steps: int, clock: Clock) -> float:
         processing_class=tokenizer,
     )
     made.train()
-    return 2 * ACCUMULATION * len(rows) / len(made.train_dataset)
+    sequences = max(1, MICRO // 8) * ACCUMULATION * RANKS
+    return sequences * len(rows) / len(made.train_dataset)
 
 
 def original(folder: Path, steps: int, clock: Clock) -> float:
@@ -213,7 +218,7 @@ def micro_batches(rows: list[Tokens], rank: int, ranks: int) -> Iterator[list[li
 
 def loop(folder: Path, steps: int, clock: Clock) -> float:
     """Train by hand, with DDP where there are several ranks."""
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = int(os.environ.get("RANK", 0)), RANKS
     plain, tokenizer = loaded(folder)
     model = plain
     if ranks > 1:
@@ -250,11 +255,14 @@ def ours(folder: Path, steps: int, clock: Clock) -> float:
     from workbench.finetune.options.choices import ROW_ORDER
     from workbench.finetune.train.main import main as run
 
-    work = folder / f"ours-{os.getpid()}"
-    (work / "rank-0").mkdir(parents=True)
+    rank = int(os.environ.get("RANK", 0))
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", os.getpid())
+    work = folder / f"ours-{run_id}"
+    own = work / f"rank-{rank}"
+    own.mkdir(parents=True)
     job = FineTune(
         model=str(folder / "model"),
-        technique="single",
+        technique="single" if RANKS == 1 else "ddp",
         max_steps=steps,
         per_device_train_batch_size=MICRO,
         gradient_accumulation_steps=ACCUMULATION,
@@ -274,11 +282,15 @@ def ours(folder: Path, steps: int, clock: Clock) -> float:
         "gpus": 0,
         "order": ROW_ORDER,
     }
-    (work / "job.json").write_text(json.dumps(raw), encoding="utf-8")
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    os.environ.update(ranks, WORKBENCH_RUN_DIR=str(work), WORKBENCH_RANK_DIR=str(work / "rank-0"))
+    file = own / "job.json"
+    file.write_text(json.dumps(raw), encoding="utf-8")
+    file.replace(work / "job.json")
+    # Each rank is a pod.
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", **os.environ}
+    os.environ.update(ranks, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(WORKBENCH_RUN_DIR=str(work), WORKBENCH_RANK_DIR=str(own))
     run()
-    return ROWS
+    return ROWS * RANKS
 
 
 def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -327,8 +339,7 @@ def main() -> None:
     if way != "loop":
         clock.watch_trainer()
     rows = WAYS[way](folder, int(sys.argv[3]), clock)
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(json.dumps(clock.figures(rows)))
+    print(json.dumps(clock.figures(rows)), flush=True)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,13 @@ def _useful(result: RunResult) -> float:
 
 def write_model(folder: Path, name: str, evaluated: int = 512) -> None:
     """Write a model of random weights and real rows: `model/`, `train.jsonl`, `eval.jsonl`."""
-    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
     from workbench.finetune.data.rows import Example
     from workbench.finetune.model.load import load
@@ -199,9 +205,16 @@ def write_model(folder: Path, name: str, evaluated: int = 512) -> None:
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(text), pad_token=PAD, eos_token=END
         )
-        model = T5ForConditionalGeneration(
-            T5Config(decoder_start_token_id=0)
-        )  # whose defaults are t5-small's
+        if name == "llama-9m":
+            size = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6}
+            model = LlamaForCausalLM(LlamaConfig(vocab_size=8192, num_attention_heads=4, **size))
+        else:
+            # The defaults of a T5 are t5-small's.
+            size = {}
+            if name == "t5-9m":
+                size = {"vocab_size": 8192, "d_model": 256, "d_ff": 1024, "num_layers": 4}
+                size |= {"num_heads": 4, "dropout_rate": 0.0}
+            model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **size))
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 

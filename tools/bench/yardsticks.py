@@ -28,13 +28,27 @@ WAYS = {
     "tiny-t5": ("trainer", "loop", "original"),
     "tiny-llama": ("trainer", "loop", "packing", "original"),
 }
-BOUNDS = {"tiny-t5": ">= 1.2 x", "tiny-llama": ">= 1.3 x"}
+BOUNDS = {
+    "tiny-t5": ">= 1.2 x",
+    "tiny-llama": ">= 1.3 x",
+    "t5-9m": ">= 1.2 x",
+    "llama-9m": ">= 1.3 x",
+}
 """Wanted of the ratio to each way but the original's."""
+DEFAULTS = {"t5-9m": ("trainer",), "llama-9m": ("trainer", "packing")}
+"""Ways at the default batch, for models whose steps are more than fixed costs."""
+SETTINGS = {"16 x 2": ("16x2", 1), "8 x 1": ("8x1", 1), "3 pods x 4": ("4x1", 3)}
+"""Rows of a micro-batch and micro-batches, and ranks."""
 Figures = dict[str, float]
 
 
 def yardsticks(root: Path) -> Iterator[Sequence[Pair]]:
     """Compare the seconds of 1,280 rows with those of plain ways, on one pod and on several."""
+    for model in DEFAULTS if DATA.exists() else ():
+        folder = root / f"yard-{model}"
+        write_model(folder, model, evaluated=64)
+        for setting in SETTINGS:
+            yield _at(setting, model, folder)
     for model in WAYS if DATA.exists() else ():
         folder = root / f"yard-{model}"
         write_model(folder, model, evaluated=64)
@@ -43,6 +57,32 @@ def yardsticks(root: Path) -> Iterator[Sequence[Pair]]:
         folder = root / "yard-tiny-t5"
         with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "yard-cluster") as cluster:
             yield [_pods(cluster, folder, pods) for pods in (2, 3)]
+
+
+def _at(setting: str, model: str, folder: Path) -> Sequence[Pair]:
+    """Return the rows of a model at a setting, in CPU seconds of all ranks together."""
+    step, ranks = SETTINGS[setting]
+
+    def cpu_s(way: str) -> float:
+        return _figures(way, folder, ranks=ranks, step=step, steps=25)["cpu_s"]
+
+    gone: list[float] = []
+
+    def ours(*, first: bool) -> float:
+        if first:
+            gone.append(cpu_s("ours"))
+        return gone[-1]
+
+    return [
+        Pair(
+            what=f"CPU seconds of 1,280 rows, {model}, {setting}",
+            ours=partial(ours, first=number == 0),
+            plain=partial(cpu_s, way),
+            plain_is=PLAIN[way],
+            bound=BOUNDS[model],
+        )
+        for number, way in enumerate(DEFAULTS[model])
+    ]
 
 
 def _one_pod(model: str, folder: Path) -> Sequence[Pair]:
@@ -125,15 +165,28 @@ def _pods(cluster: Cluster, folder: Path, pods: int) -> Pair:
     )
 
 
-def _figures(way: str, folder: Path, ranks: int = 1) -> Figures:
-    """Run a way in processes of one thread each, and return what it printed last."""
+def _figures(
+    way: str, folder: Path, ranks: int = 1, step: str = "16x2", steps: int = STEPS
+) -> Figures:
+    """Run a way in processes of one thread each; CPU seconds are of all ranks together."""
     start = [sys.executable]
     if ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*start, "-m", "tools.bench.ways", way, str(folder), str(STEPS)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [*start, "-m", "tools.bench.ways", way, str(folder), str(steps)]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "BENCH_STEP": step,
+    }
     ended = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(f"{way} did not train:\n{ended.stderr[-3000:]}")
-    figures: Figures = json.loads(ended.stdout.strip().splitlines()[-1])
+    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"wall_s"')]
+    if way == "peak":
+        lines = ended.stdout.splitlines()[-1:]
+    every: list[Figures] = [json.loads(line) for line in lines]
+    figures = every[0]
+    if "cpu_s" in figures:
+        figures["cpu_s"] = sum(each["cpu_s"] for each in every)
     return figures

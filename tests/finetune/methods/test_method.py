@@ -78,6 +78,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "sft", "method_options": {"beta": 1}}, "'beta' is not known"),
     ({"method": "dpo", "technique": "local-sgd"}, "use 'ddp' or a ZeRO stage"),
     ({"method": "orpo", "packing": True}, "drop packing"),
+    (
+        {"method": "dpo", "tokens_per_micro_batch": 512, "per_device_train_batch_size": 1},
+        "drop tokens_per_micro_batch",
+    ),
     ({"method": "kto", "loss_on": "all"}, "drop loss_on"),
     ({"method": "kto", "per_device_train_batch_size": 1}, "use 2 or more"),
     ({"method": "dpo", "metrics": ["perplexity"]}, "drop 'perplexity'"),

@@ -83,6 +83,7 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
     assert set(recipe.files) == {
         "train.py",
         "lean_loss.py",
+        "lines.py",
         "order.py",
         "tiny_t5.py",
         "job.json",

@@ -16,6 +16,7 @@ from workbench.finetune.data.training.rows import Rows, load
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad
+from workbench.finetune.recipe.standalone import row_lengths
 
 
 def samplers_of(
@@ -26,6 +27,7 @@ def samplers_of(
     rows: int = 50,
     lengths: torch.Tensor | None = None,
     order: int = ROW_ORDER,
+    joins: bool = False,
 ) -> list[GlobalBatchSampler]:
     how = {
         "micro_batch": micro_batch,
@@ -35,7 +37,7 @@ def samplers_of(
     }
     how["order"] = order
     return [
-        GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, **how)
+        GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, joins=lambda: joins, **how)
         for rank in range(world_size)
     ]
 
@@ -85,9 +87,16 @@ def test_an_epoch_has_every_row_and_steps_of_one_size_and_the_next_another_order
     assert first != second
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["random", "grouped"])
-def test_a_run_that_goes_on_in_the_second_epoch_has_its_order(lengths: torch.Tensor | None) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "joins"),
+    [(None, False), (LENGTHS, False), (LENGTHS, True)],
+    ids=["random", "grouped", "lines"],
+)
+def test_a_run_that_goes_on_in_the_second_epoch_has_its_order(
+    lengths: torch.Tensor | None, joins: bool
+) -> None:
     how = {"micro_batch": 2, "accumulation": 2, "world_size": 3, "lengths": lengths}
+    how["joins"] = joins
     for unbroken, resumed in zip(samplers_of(**how), samplers_of(**how), strict=True):
         resumed.epoch = 1
         list(unbroken)
@@ -159,6 +168,30 @@ def test_small_global_batches_mix_lengths_and_still_leave_less_padding_than_a_ra
     assert padded["alike"] < padded["mixed"] < 0.95 * padded["random"]
 
 
+@pytest.mark.parametrize(
+    ("micro_batch", "accumulation", "world_size"), [(12, 1, 1), (3, 4, 1), (4, 1, 3), (2, 2, 3)]
+)
+def test_steps_of_lines_are_random_and_their_tokens_are_spread_over_ranks_and_micro_batches(
+    micro_batch: int, accumulation: int, world_size: int
+) -> None:
+    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size}
+    dealt = global_batches(**how, lengths=LENGTHS, joins=True)
+    assert dealt == global_batches(micro_batch=12, accumulation=1, world_size=1)
+    totals = LENGTHS.sum(1)
+    own = [list(sampler) for sampler in samplers_of(**how, lengths=LENGTHS, joins=True)]
+    tokens = torch.tensor([[int(totals[rows].sum()) for rows in each] for each in own])
+    assert {len(rows) for each in own for rows in each} == {micro_batch}
+    plain = [list(sampler) for sampler in samplers_of(**how)]
+    of_plain = torch.tensor([[int(totals[rows].sum()) for rows in each] for each in plain])
+    if world_size > 1:
+        assert tokens.float().std(0).mean() < 0.5 * of_plain.float().std(0).mean()
+
+
+def test_a_run_of_an_earlier_version_keeps_its_order_with_lines() -> None:
+    how = {"micro_batch": 12, "accumulation": 1, "world_size": 1, "lengths": LENGTHS}
+    assert global_batches(**how, order=2, joins=True) == global_batches(**how, order=2)
+
+
 def test_the_order_of_earlier_runs_and_of_large_global_batches_is_what_it_was() -> None:
     how = {"accumulation": 1, "world_size": 1, "epochs": 1, "lengths": LENGTHS}
     assert global_batches(micro_batch=4, order=1, **how)[:2] == [[6, 12, 20, 39], [5, 28, 37, 46]]
@@ -221,7 +254,8 @@ def test_on_gpus_batches_are_padded_to_a_multiple_of_8_and_no_loss_counts_the_pa
 @pytest.mark.parametrize("rows", [1, 5, 6, 7, 17])
 def test_every_rank_evaluates_as_often_and_each_row_counts_once(rows: int) -> None:
     data = [{"input_ids": [n] * (n + 1), "labels": [n]} for n in range(rows)]
-    dealt = [list(eval_batches(data, size=2, rank=rank, world_size=3)) for rank in range(3)]
+    how = {"lengths": row_lengths(data), "size": 2, "world_size": 3}
+    dealt = [list(eval_batches(data, rank=rank, **how)) for rank in range(3)]
     assert len({len(own) for own in dealt}) == 1
     counted = [
         row["labels"][0] for own in dealt for batch, counts in own if counts for row in batch

@@ -1,10 +1,10 @@
-"""Packed rows: the same loss of every token as alone, and a model that mixes texts is refused."""
+"""Packed rows: the same loss of every token as alone; and micro-batches by tokens."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +14,12 @@ from tests.support.forkedruns import LENGTH, Plan
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Row
-from workbench.finetune.data.training.tokens import packed
+from workbench.finetune.data.training.tokens import TokenRows, packed, shuffled
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.model import tiny
 from workbench.finetune.recipe.lean_loss import shifted
 from workbench.finetune.recipe.order import IGNORED, pad
-from workbench.finetune.train.audit import PackingCheck
 
 COLLATOR = partial(pad, pad_id=0)
 
@@ -68,53 +69,64 @@ def test_every_token_of_a_packed_row_has_the_loss_that_it_has_alone(attention: s
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
-class Mixing(torch.nn.Module):
-    """A model that takes no notice of positions."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, **_: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids)
-
-
-def check(model: Any) -> None:
-    trainer = SimpleNamespace(
-        train_dataset=list(packed(rows(), 20)),
-        model_wrapped=model,
-        data_collator=COLLATOR,
-        _prepare_inputs=lambda batch: batch,
-    )
-    PackingCheck(trainer).on_train_begin()
-
-
-def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_step() -> None:
-    model = llama("sdpa")
-    check(model)
-    assert model.training
+def test_micro_batches_by_tokens_hold_every_row_once_in_an_order_of_the_seed(
+    tmp_path: Path,
+) -> None:
+    made = TokenRows(rows(), tmp_path)
+    by_seed = [list(packed(shuffled(made, 14, seed), 14)) for seed in (0, 0, 1)]
+    assert by_seed[0] == by_seed[1] != by_seed[2]
+    for batches in by_seed:
+        assert max(len(batch["input_ids"]) for batch in batches) <= 14
+        every = [token for batch in batches for token in batch["input_ids"]]
+        assert sorted(every) == sorted(token for row in rows() for token in row["input_ids"])
+    assert TokenRows(by_seed[0], tmp_path).samples == len(rows())
     with pytest.raises(
-        ConfigError, match=sentence("and in this model a packed text sees those before it")
+        ConfigError, match=sentence("tokens_per_micro_batch is {}, and a row has {} tokens", 11, 12)
     ):
-        check(Mixing(model))
+        list(shuffled(made, 11, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "set per_device_train_batch_size=1"),
+        ({"per_device_train_batch_size": 1, "packing": True}, "drop packing"),
+        ({"per_device_train_batch_size": 1, "max_source_length": 513}, "use 513 or more"),
+        ({"per_device_train_batch_size": 1, "model": "tiny-t5"}, "is for causal models"),
+    ],
+)
+def test_a_number_of_tokens_beside_other_limits_of_a_batch_is_refused(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        FineTune(**{"model": "tiny-llama", "tokens_per_micro_batch": 512, **options})
+
+
+def test_the_plan_counts_the_tokens_of_a_micro_batch() -> None:
+    job = FineTune(model="tiny-llama", tokens_per_micro_batch=5000, per_device_train_batch_size=1)
+    assert method_of("sft").learns_at_once(job) == (4872, 128)
 
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.parametrize("packs", ["packing", "tokens"])
 def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_them(
-    tmp_path: Path,
+    tmp_path: Path, packs: str
 ) -> None:
     plan = Plan(tmp_path)
+    by_tokens = packs == "tokens"
     how = {
         "model": "tiny-llama",
-        "packing": True,
+        **({"tokens_per_micro_batch": 200} if by_tokens else {"packing": True}),
         "max_steps": 3,
         "profile_step": 0,
         "max_source_length": 128,
         **LENGTH,
     }
-    plan.add("single", 1, technique="single", per_device_train_batch_size=4, **how)
-    plan.add("zero3", 2, technique="zero3", per_device_train_batch_size=2, **how)
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    for technique, ranks in (("single", 1), ("zero3", 2)):
+        batch = dict(zip(names, (1, 4 // ranks) if by_tokens else (4 // ranks, 1), strict=True))
+        plan.add(technique, ranks, technique=technique, **batch, **how)
     ran = plan.run(timeout_s=500)
     single, zero3 = ran["single"], ran["zero3"]
     assert set(single.exit_codes.values()) | set(zero3.exit_codes.values()) == {0}, (

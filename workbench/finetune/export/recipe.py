@@ -45,7 +45,7 @@ _MOST_SCRIPT = 20 << 20
 _VERSION = re.compile(
     r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?"
 )
-_IMPORTED = ("lean_loss", "order", "tiny_t5")
+_IMPORTED = ("lean_loss", "lines", "order", "tiny_t5")
 """Files of the project imported by the script of a card."""
 _IN_PACKAGE = b"from workbench.finetune.recipe."
 """Start of their imports. In a card all files are in the same folder."""
@@ -201,7 +201,8 @@ def _with_workbench(
             job["deepspeed"] = "deepspeed.json"
     if (as_int(resolved.get("order")) or 1) != ROW_ORDER:
         differs.append(
-            "steps of fewer than 32 rows mix lengths in this version, and did not in the run"
+            "the order of the rows is another version than that of the run, whose steps group rows "
+            "of similar length"
         )
     sent = as_objects(get_object(resolved, "metric_inputs").get("metrics"))
     job["metrics"], metrics = carried_metrics(

@@ -48,7 +48,7 @@ from workbench.finetune.options.refusals.languages import (
     tokenizer_of,
 )
 from workbench.finetune.options.refusals.optimizer import check_optimizer, check_schedule
-from workbench.finetune.options.refusals.prompt import check_packing, check_prompt
+from workbench.finetune.options.refusals.prompt import check_prompt, check_tokens
 from workbench.finetune.options.refusals.recomputing import check_layers, check_policy
 from workbench.finetune.options.refusals.sequence import (
     check_ranks,
@@ -212,6 +212,7 @@ def _check_family(job: FineTuneOptions, family: Family) -> None:
         "chat_template": job.chat_template is not None,
         "system": job.system is not None,
         "packing": job.packing,
+        "tokens_per_micro_batch": job.tokens_per_micro_batch is not None,
         "loss_on": job.loss_on != "answer",
     }
     for key, given in others.items():
@@ -296,7 +297,7 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("checkpoint_layers", check_layers),
     Refusal("checkpoint_policy", check_policy),
     Refusal("device_map", on_gpus.check_device_map),
-    Refusal("packing", check_packing),
+    Refusal("tokens_per_micro_batch", check_tokens),
     Refusal("eval_strategy", check_times),
     Refusal("metrics", check_judged),
     Refusal("metric_for_best_model", check_best),

@@ -34,7 +34,12 @@ _PIECE_TOKENS = 4096
 _PIECE_WORDS = 32768
 _CPU_COPIES = 8.25
 # Options of FineTune that describe the loss of answers alone.
-_ANSWER_LOSS = ("packing", "label_smoothing_factor", "router_aux_loss_coef")
+_ANSWER_LOSS = (
+    "packing",
+    "tokens_per_micro_batch",
+    "label_smoothing_factor",
+    "router_aux_loss_coef",
+)
 
 
 class Method(ABC):
@@ -106,7 +111,12 @@ class Method(ABC):
 
     def learns_at_once(self, job: FineTuneOptions) -> tuple[int, int]:
         """Return the largest numbers of tokens of a prompt and of an answer to plan with."""
-        return job.planned_lengths
+        source, target = job.planned_lengths
+        tokens = job.tokens_per_micro_batch
+        if tokens is not None:
+            target = min(target, tokens // 2)
+            source = tokens - target
+        return source, target
 
     def rows_of_step(self, job: FineTuneOptions, ranks: int) -> int:
         """Return the number of rows of the dataset in an optimizer step."""

@@ -56,7 +56,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     for example in spread(chosen, request["shown"]):
         shown.append(_shown(method_of(job.method), as_learned, example))
     batches = None
-    if not (method_of(job.method).uses_trl or job.packing):
+    if not (method_of(job.method).uses_trl or job.packs):
         batches = _batch_lengths(job, as_learned, chosen)
     return {
         "lengths": lengths,

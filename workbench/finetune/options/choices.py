@@ -49,11 +49,15 @@ Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Sampling = Literal["random", "group_by_length"]
 """Order of training rows, by transformers' names. A seed yields the same order on all ranks.
 
-- `group_by_length`: steps of rows with similar length, in random order, for little padding. Steps
-  of fewer than 32 rows mix lengths. Only the longest rows of every eight steps share a step.
+- `group_by_length`: for models that read rows in lines, random steps with as many tokens on every
+  rank. For other models, steps of rows with similar length, in random order, for little padding.
+  Steps of fewer than 32 rows mix lengths; only the longest rows of every eight steps share a step.
 """
-ROW_ORDER = 2
-"""Version of the order of `group_by_length`. Version 1 did not mix lengths in small steps."""
+ROW_ORDER = 3
+"""Version of the order of `group_by_length`.
+
+Version 2 grouped rows of models that read lines. Version 1 did not mix lengths in small steps.
+"""
 Schedule = Literal[
     "linear",
     "cosine",

@@ -396,6 +396,13 @@ class FineTuneOptions(Record):
     Each row attends only to its own text. Batches count packed rows; samples per second count your
     rows.
     """
+    tokens_per_micro_batch: Annotated[Tokens | None, Changes("work")] = None
+    """Largest number of tokens of a rank in a forward pass, for batches by tokens and not by rows.
+
+    Rows of a causal model are shuffled once, and packed to micro-batches of this size. With
+    `per_device_train_batch_size=1`, because batches count packed rows, as with `packing`. No row
+    may be longer. Default None: micro-batches of `per_device_train_batch_size` rows.
+    """
     save_steps: Steps | None = None
     """Steps between checkpoints for resuming. Default None: no checkpoints."""
     save_total_limit: Annotated[Size, Unit("checkpoints")] | None = None
@@ -499,6 +506,11 @@ class FineTuneOptions(Record):
     def planned_lengths(self) -> tuple[int, int]:
         """Tokens of a row's input and output to plan with; an assumption where left open."""
         return self.max_source_length or SOURCE_TOKENS, self.max_target_length or TARGET_TOKENS
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are packed before the training."""
+        return self.packing or self.tokens_per_micro_batch is not None
 
     def global_batch(self, ranks: int) -> int:
         """Return the number of rows of an optimizer step on `ranks` ranks."""

@@ -5,7 +5,7 @@ The seed alone determines the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -33,7 +33,7 @@ Fewer groups need less padding, but make the steps more different.
 class GlobalBatchSampler(Sampler[list[int]]):
     """Distribute shuffled rows so a global batch is the same for any number of ranks.
 
-    `lengths` group rows of similar length.
+    `lengths` group rows of similar length, unless rows are joined to lines.
     """
 
     def __init__(
@@ -46,11 +46,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         world_size: int,
         seed: int,
         lengths: torch.Tensor | None = None,
-        order: int = 2,
+        order: int = 3,
+        joins: Callable[[], bool] = bool,
     ) -> None:
-        """Set up the sampler. `order` is a version.
+        """Set up the sampler. `joins` returns whether rows are joined to lines without padding.
 
-        1 treats small global batches like large ones.
+        `order` is a version.
+
+        1 treats small global batches like large ones. 2 groups rows that are joined to lines.
         """
         self.rows = rows
         self.micro_batch = micro_batch
@@ -62,6 +65,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.global_batch = micro_batch * accumulation * world_size
         self.micro_batches = -(-rows // self.global_batch) * accumulation
         self.mixes = order > 1 and self.global_batch < _SMALL
+        self._joins = joins
+        self._order = order
 
     def __len__(self) -> int:
         return self.micro_batches
@@ -76,6 +81,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
             by_rank = order.view(-1, self.world_size, self.micro_batch)
             yield from by_rank[:, self.rank].tolist()
             return
+        if self._order > 2 and self._joins():
+            yield from self._even(order, self.lengths.sum(1))
+            return
         if self.mixes:
             steps = torch.cat(list(self._mixed(order, self.lengths, generator)))
         else:
@@ -87,6 +95,15 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 total_lengths = self.lengths[rows].sum(1)
                 by_length = rows[total_lengths.argsort(stable=True)]
                 yield by_length[self.rank :: self.world_size].tolist()
+
+    def _even(self, order: torch.Tensor, totals: torch.Tensor) -> Iterator[list[int]]:
+        """Yield micro-batches of random steps, with about as many tokens on every rank."""
+        parts = self.global_batch // self.micro_batch
+        for rows in order.view(-1, self.global_batch):
+            dealt = _sorted(rows, totals).view(-1, parts)
+            # Back and forth, so that no part gets the longest row of every round.
+            dealt[1::2] = dealt[1::2].flip(1)
+            yield from dealt[:, self.rank :: self.world_size].t().tolist()
 
     def _mixed(
         self,
@@ -135,18 +152,32 @@ def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def eval_batches(
     rows: Sequence[Mapping[str, Sequence[int]]],
     *,
+    lengths: torch.Tensor,
     size: int,
     rank: int,
     world_size: int,
 ) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
     """Distribute rows for evaluation, longest first, so batches need little padding."""
-    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
+    order = lengths[:, 0].argsort(descending=True, stable=True).tolist()
     for start in range(0, len(order), size * world_size):
         begin = start + rank * size
         mine = order[begin : begin + size]
         # A rank without rows repeats the shortest one.
         batch = [rows[number] for number in mine or order[-1:]]
         yield batch, bool(mine)
+
+
+def padded(lists: Sequence[Sequence[int]], value: int, *, left: bool = False) -> torch.Tensor:
+    """Return lists as one tensor, filled up with a value to the longest list."""
+    # Tensor cores need a multiple of 8.
+    multiple = 8 if torch.cuda.is_available() else 1
+    longest = max(len(ids) for ids in lists)
+    width = -(-longest // multiple) * multiple  # rounded up
+    filled = []
+    for ids in lists:
+        fill = [value] * (width - len(ids))
+        filled.append([*fill, *ids] if left else [*ids, *fill])
+    return torch.tensor(filled, dtype=torch.long)
 
 
 def pad(
@@ -160,26 +191,14 @@ def pad(
 
     No loss counts padding.
     """
-    # Tensor cores need a multiple of 8.
-    multiple = 8 if torch.cuda.is_available() else 1
-
-    def padded(lists: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-        longest = max(len(ids) for ids in lists)
-        width = -(-longest // multiple) * multiple  # rounded up
-        filled = []
-        for ids in lists:
-            fill = [value] * (width - len(ids))
-            filled.append([*fill, *ids] if left else [*ids, *fill])
-        return torch.tensor(filled, dtype=torch.long)
-
     inputs = [row["input_ids"] for row in rows]
     batch = {
-        "input_ids": padded(inputs, pad_id),
-        "attention_mask": padded([[1] * len(ids) for ids in inputs], 0),
+        "input_ids": padded(inputs, pad_id, left=left),
+        "attention_mask": padded([[1] * len(ids) for ids in inputs], 0, left=left),
     }
     for name, value in (("position_ids", 0), ("labels", IGNORED)):
         if all(name in row for row in rows):
-            batch[name] = padded([row[name] for row in rows], value)
+            batch[name] = padded([row[name] for row in rows], value, left=left)
     labels = batch.get("labels")
     if start_id is not None and labels is not None:
         # The decoder reads the labels, shifted to the right.

@@ -2,11 +2,11 @@
 
 Run cards include this script.
 
-The script's folder has `order.py`, `lean_loss.py`, `tiny_t5.py`, `job.json`, `train.jsonl`,
-perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the
-script once per rank. Rows, their order, batches, initial weights, loss, optimizer and schedule are
-the same as in the run. The reason: the project's own trainer calls the functions of this file. The
-trained model is written to `model/`.
+The script's folder has `order.py`, `lines.py`, `lean_loss.py`, `tiny_t5.py`, `job.json`,
+`train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or
+`torchrun` starts the script once per rank. Rows, their order, batches, initial weights, loss,
+optimizer and schedule are the same as in the run. The reason: the project's own trainer calls the
+functions of this file. The trained model is written to `model/`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from transformers import (
 )
 
 from workbench.finetune.recipe.lean_loss import LeanLoss
-from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler, eval_batches, pad
+from workbench.finetune.recipe.lines import collator_of
+from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler, eval_batches
 from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
 # Share of the steps in which the learning rate rises to its peak. Without it AdamW's first updates
@@ -122,6 +123,7 @@ def train_batches(
         world_size=args.world_size // group,
         lengths=lengths() if args.train_sampling_strategy == "group_by_length" else None,
         order=order,
+        joins=lambda: getattr(trainer.data_collator, "joins", False),
     )
     pinned = args.device.type == "cuda"
     return DataLoader(
@@ -157,7 +159,7 @@ def evaluation_sums(
         for rows, counts in batches:
             batch = trainer.data_collator(rows)
             labels = batch.pop("labels")
-            batch = send_to_device(batch, device)
+            batch = send_to_device(trainer.read(batch), device)
             with lean.of(labels, device, counts_right=counts_right):
                 outputs = model(**batch)
             loss = lean.total(outputs, labels.to(device), counts_right=counts_right)
@@ -195,6 +197,8 @@ class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
 
     causal = False
     """Whether labels are learned from the scores of the token before them."""
+    reads_mask = True
+    """Whether the model needs the mask of the padding."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(compute_loss_func=self.token_loss, **options)
@@ -214,9 +218,18 @@ class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         labels = inputs["labels"] if self._labels is None else self._labels
         self._labels = None
+        inputs = self.read(inputs)
         smoothing = self.args.label_smoothing_factor
         with self.lean.of(labels, self.args.device, smoothing=smoothing):
             return super().compute_loss(model, inputs, *args, **options)
+
+    def read(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a batch that the model reads."""
+        # Without a mask transformers finds the rows of a line by the positions. A token of a causal
+        # model reads no padding, which is on the right.
+        if "position_ids" not in batch and self.reads_mask:
+            return dict(batch)
+        return {name: value for name, value in batch.items() if name != "attention_mask"}
 
     def token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
         """Return the share of a micro-batch in the loss of the global batch."""
@@ -231,7 +244,7 @@ class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
 class Repetition(TokenTrainer):
     """The Hugging Face Trainer with the run's order of rows, loss, decay and evaluation loss."""
 
-    order = 2
+    order = 3
     """Version of the order of rows."""
 
     def __init__(self, **options: Any) -> None:
@@ -267,6 +280,7 @@ class Repetition(TokenTrainer):
         args = self.args
         batches = eval_batches(
             self.eval_dataset,
+            lengths=row_lengths(self.eval_dataset),
             size=args.per_device_eval_batch_size,
             rank=args.process_index,
             world_size=args.world_size,
@@ -391,8 +405,11 @@ def main() -> None:
         processing_class=tokenizer,
         train_dataset=_rows(folder / "train.jsonl", tokenizer, job),
         eval_dataset=_rows(folder / "eval.jsonl", tokenizer, job),
-        data_collator=lambda rows: pad(
-            rows, tokenizer.pad_token_id, model.config.decoder_start_token_id
+        data_collator=collator_of(
+            model,
+            tokenizer.pad_token_id,
+            model.config.decoder_start_token_id,
+            {**job.get("training", {}), "torch_compile": job["torch_compile"]},
         ),
     )
     trainer.order = recipe.get("order", 1)

@@ -13,8 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
-from workbench.base.errors import ConfigError, RunError
-from workbench.finetune.data.training.rows import Row
+from workbench.base.errors import RunError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
@@ -181,47 +180,6 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
     def _note(self, _module: Any, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and torch.is_grad_enabled():
             self._seen[str(output.dtype).removeprefix("torch.")] += 1
-
-
-class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Check before the first step whether the first text of a packed row changes later texts."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, *_args: Any, **_options: Any) -> None:
-        """Refuse a model that mixes texts.
-
-        Every rank checks, because a forward pass can be collective.
-        """
-        rows = self.trainer.train_dataset
-        packed = (row for row in rows if row["position_ids"].count(0) > 1)
-        row = next(packed, None)
-        if row is None:
-            return
-        ids = list(row["input_ids"])
-        end = list(row["position_ids"]).index(0, 1)
-        # Replace every token of the first text, and compare the logits of the later texts.
-        tokens = max(ids) + 1
-        replaced = [(token + 1) % tokens for token in ids[:end]]
-        other = {**row, "input_ids": [*replaced, *ids[end:]]}
-        before = self._logits(row)[:, end : len(ids)]
-        after = self._logits(other)[:, end : len(ids)]
-        largest = float(before.abs().max())
-        if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * largest):
-            raise ConfigError(
-                "packing is on, and in this model a packed "
-                "text sees those before it; leave packing out"
-            )
-
-    def _logits(self, row: Row) -> torch.Tensor:
-        model = self.trainer.model_wrapped
-        batch = self.trainer._prepare_inputs(self.trainer.data_collator([row, row]))
-        model.eval()
-        with torch.no_grad():
-            logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
-        model.train()
-        return torch.as_tensor(logits).float()
 
 
 def _share_differs(name: str, share: Share, shards: int, sharers: int) -> Iterator[str]:

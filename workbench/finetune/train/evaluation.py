@@ -119,6 +119,7 @@ class Evaluator:
         groups = ranks.world_size() // trainer.group
         batches = eval_batches(
             rows,
+            lengths=rows.lengths,
             size=size,
             rank=ranks.rank() // trainer.group,
             world_size=groups,

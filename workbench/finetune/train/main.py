@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +24,7 @@ from workbench.finetune.data.training import rows as data
 from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows, rows_of_pod
 from workbench.finetune.data.training.rows import Row, Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
-from workbench.finetune.data.training.tokens import TokenRows, packed
+from workbench.finetune.data.training.tokens import TokenRows, packed, shuffled
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.methods.registry import method_of
@@ -43,16 +43,18 @@ from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.options.text.templates import unread
+from workbench.finetune.recipe.lines import collator_of
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train import optimizers
-from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
+from workbench.finetune.train.audit import TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
 from workbench.finetune.train.guests.figures import PRODUCT_NAMES
+from workbench.finetune.train.lines_check import LinesCheck
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.finetune.train.measure.profile import (
     StepProfiler,
@@ -285,12 +287,8 @@ def _own_trainer(
 ) -> FineTuner:
     """Return the trainer of the package, which learns answers token by token."""
     job = work.job
-    train = _tokens(work, encoder, rows.train, packs=job.packing)
+    train = _tokens(work, encoder, rows.train, packs=job.packs)
     encoder.lengths = train.texts
-    # A packed row holds several rows: each begins at position 0.
-    count = len(train)
-    if job.packing:
-        count = sum(row["position_ids"].count(0) for row in train)
     evaluation: Any = []
     if evaluates(job):
         evaluation = _tokens(work, encoder, rows.eval)
@@ -302,6 +300,9 @@ def _own_trainer(
     collator: Any = encoder.collator
     if parts.sequence is not None:
         collator = parts.sequence.cutting(collator)
+    elif job.packs or not coefficient:  # padding would count in the balance of experts
+        training = {} if job.packs else {**job.training, "torch_compile": job.torch_compile}
+        collator = collator_of(loaded.model, **collator.keywords, training=training)
     trainer = FineTuner(
         parts=parts,
         train_dataset=train,
@@ -311,7 +312,7 @@ def _own_trainer(
         processing_class=loaded.tokenizer,
         data_collator=collator,
     )
-    _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
+    _add_callbacks(work, trainer, samples=work.global_batch * train.samples / len(train))
     return trainer
 
 
@@ -319,12 +320,16 @@ def _tokens(
     work: Assignment, encoder: Encoder, examples: Sequence[Example], *, packs: bool = False
 ) -> TokenRows:
     """Return rows as tokens, made by an earlier run if possible."""
+    tokens = work.job.tokens_per_micro_batch
 
     def parts() -> dict[str, object]:
         given = encoder.depends_on(work.rank_folder)
+        given["budget"] = [tokens, work.job.seed] if packs and tokens else None
         return {**given, "rows": content_digest(examples), "packed": packs}
 
-    def joined(rows: TokenRows) -> Iterator[Row]:
+    def joined(rows: TokenRows) -> Iterable[Row]:
+        if tokens:
+            return packed(shuffled(rows, tokens, work.job.seed), tokens)
         most = encoder.text_tokens
         if None in (work.job.max_source_length, work.job.max_target_length):
             most = max(most, int(rows.lengths[:, 0].max()))
@@ -382,9 +387,9 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
         # Restores a checkpoint, and asks for one when it is due.
         trainer.checkpoints,
     ]
-    if job.packing:
-        # Refuses a model in which packed texts see each other.
-        after.append(PackingCheck(trainer))
+    if not work.method.uses_trl:
+        # Keeps rows apart that a model would mix.
+        after.append(LinesCheck(trainer, packed=job.packs))
     if work.rank == 0 and traced:
         # Traces some steps with torch's profiler.
         after.append(StepTrace(traced, work.out))

@@ -310,9 +310,6 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return inputs
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        if "position_ids" in inputs:
-            # Without a mask transformers finds the boundaries of packed texts by the positions.
-            inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
         if self.balance is not None:
             inputs = self.balance.asking(inputs)
         if not model.training:

@@ -162,7 +162,7 @@ def rows_of_pod(
 
 
 def _opened(path: Path) -> TokenRows:
-    rows = TokenRows.read(path)
+    rows = TokenRows.read(path, verified=True)
     if rows is None:
         raise RunError(
             f"the rows in {path} are missing or damaged, although the first rank of this pod has "

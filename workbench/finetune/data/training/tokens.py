@@ -12,8 +12,10 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import IO
 
+import numpy
 import torch
 
+from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.options.text.lengths import TextLengths
 
@@ -21,11 +23,11 @@ _COLUMNS = ("input_ids", "labels", "position_ids")
 _BYTES = array("i").itemsize
 _PIECE = 1 << 16
 
-FORMAT = "tokens-2"
+FORMAT = "tokens-3"
 """Version of the file's form: a header, the rows' integers, and the sizes of the columns."""
 _TEXTS = [field.name for field in fields(TextLengths)]
-# Integers, sizes, columns of a row, and the lengths of the texts.
-_COUNTS = struct.Struct(f"<{3 + len(_TEXTS)}Q")
+# Integers, sizes, columns of a row, rows before packing, and the lengths of the texts.
+_COUNTS = struct.Struct(f"<{4 + len(_TEXTS)}Q")
 _HEADER_BYTES = len(FORMAT) + hashlib.sha256().digest_size + _COUNTS.size
 
 
@@ -56,7 +58,11 @@ class TokenRows(Sequence[Row]):
         integers = 0
         sizes = array("i")
         width = 0
+        self.samples = 0
+        """Number of rows; of packed rows, the number of rows in them."""
         for row in rows:
+            # A row begins at position 0.
+            self.samples += row["position_ids"].count(0) if "position_ids" in row else 1
             columns = [row[name] for name in _COLUMNS if name in row]
             width = len(columns)
             content = array("i")
@@ -70,7 +76,7 @@ class TokenRows(Sequence[Row]):
         digest.update(sizes)
         self.texts = texts()
         """Lengths of the texts of the rows."""
-        counts = _COUNTS.pack(integers, len(sizes), width, *astuple(self.texts))
+        counts = _COUNTS.pack(integers, len(sizes), width, self.samples, *astuple(self.texts))
         digest.update(counts)
         file.seek(0)
         file.write(FORMAT.encode() + digest.digest() + counts)
@@ -78,19 +84,23 @@ class TokenRows(Sequence[Row]):
         self._use(file, sizes, width)
 
     @classmethod
-    def read(cls, path: Path) -> TokenRows | None:
-        """Open a file that `copy_to` wrote; return None for a missing or damaged file."""
+    def read(cls, path: Path, *, verified: bool = False) -> TokenRows | None:
+        """Open a file that `copy_to` wrote; return None for a missing or damaged file.
+
+        `verified`: another rank of the pod compares the digest of the file.
+        """
         try:
             file = path.open("rb")
         except OSError:
             return None
         try:
-            sizes, width, texts = _checked(file)
+            sizes, width, samples, texts = _checked(file, verified=verified)
         except (OSError, EOFError, ValueError, struct.error):
             file.close()
             return None
         rows = cls.__new__(cls)
         rows.kept = True
+        rows.samples = samples
         rows.texts = texts
         rows._use(file, sizes, width)
         return rows
@@ -113,16 +123,15 @@ class TokenRows(Sequence[Row]):
         self._file = file
         self._sizes = sizes
         self._width = width
-        self._starts = array("q", [0])
-        for first in range(0, len(sizes), width or 1):
-            self._starts.append(self._starts[-1] + sum(sizes[first : first + width]))
+        every = numpy.frombuffer(sizes, dtype=numpy.int32).reshape(-1, width or 1)
+        self._ends = every.sum(axis=1, dtype=numpy.int64).cumsum()
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self._ends)
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # slices are not used
-        first = self._starts[number]
-        length = self._starts[number + 1] - first
+        first = int(self._ends[number - 1]) if number else 0
+        length = int(self._ends[number]) - first
         begin = _HEADER_BYTES + first * _BYTES
         written = os.pread(self._file.fileno(), length * _BYTES, begin)
         content = array("i", written)
@@ -147,29 +156,43 @@ class TokenRows(Sequence[Row]):
         return sizes.view(len(self), self._width)[:, :2]
 
 
-def _checked(file: IO[bytes]) -> tuple[array[int], int, TextLengths]:
-    """Return sizes of columns, number of columns and lengths of texts.
+def _checked(file: IO[bytes], *, verified: bool) -> tuple[array[int], int, int, TextLengths]:
+    """Return sizes of columns, number of columns, number of samples and lengths of texts.
 
-    Raise ValueError for damage.
+    Raise ValueError for damage; if `verified`, only for another size.
     """
     header = file.read(_HEADER_BYTES)
     counts = header[-_COUNTS.size :]
-    integers, count, width, *texts = _COUNTS.unpack(counts)
+    integers, count, width, samples, *texts = _COUNTS.unpack(counts)
     if os.fstat(file.fileno()).st_size != _HEADER_BYTES + (integers + count) * _BYTES:
         raise ValueError("the file has another size than its header states")
     digest = hashlib.sha256()
-    left = integers * _BYTES
+    left = 0 if verified else integers * _BYTES
     while left:
         piece = file.read(min(_PIECE, left))
         digest.update(piece)
         left -= len(piece)
+    file.seek(_HEADER_BYTES + integers * _BYTES)
     sizes = array("i")
     sizes.fromfile(file, count)
     digest.update(sizes)
     digest.update(counts)
-    if header != FORMAT.encode() + digest.digest() + counts:
+    if not verified and header != FORMAT.encode() + digest.digest() + counts:
         raise ValueError("the content is not the written content")
-    return sizes, width, TextLengths(**dict(zip(_TEXTS, texts, strict=True)))
+    return sizes, width, samples, TextLengths(**dict(zip(_TEXTS, texts, strict=True)))
+
+
+def shuffled(rows: TokenRows, most: int, seed: int) -> Iterator[Row]:
+    """Yield rows in random order. Raise ConfigError for a row of more than `most` tokens."""
+    longest = int(rows.lengths[:, 0].max())
+    if longest > most:
+        raise ConfigError(
+            f"tokens_per_micro_batch is {most}, and a row has {longest} tokens; use {longest} or "
+            "more, or shorten rows by max_source_length and max_target_length"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    for number in torch.randperm(len(rows), generator=generator).tolist():
+        yield rows[number]
 
 
 def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Refusals of options that write rows: `prompt`, `chat_template`, `system` and `packing`."""
+"""Refusals of options that write rows: `prompt`, `system` and `tokens_per_micro_batch`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,25 @@ def no_template(model: str) -> str:
     )
 
 
-def check_packing(job: FineTuneOptions) -> None:
-    """Raise ConfigError for packed rows that an attention would mix."""
-    if (
-        job.packing
-        and job.attn_implementation == "flash_attention_2"
-        and job.per_device_train_batch_size > 1
-    ):
+def check_tokens(job: FineTuneOptions) -> None:
+    """Raise ConfigError for a number of tokens of a micro-batch beside other limits of a batch."""
+    tokens = job.tokens_per_micro_batch
+    if tokens is None:
+        return
+    if job.packing:
         raise ConfigError(
-            "packing with attn_implementation 'flash_attention_2' keeps texts "
-            "apart in one row alone, and per_device_train_batch_size is "
-            f"{job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
+            "tokens_per_micro_batch packs rows already, to another length than packing; drop "
+            "packing"
+        )
+    if job.per_device_train_batch_size > 1:
+        raise ConfigError(
+            "tokens_per_micro_batch decides the rows of a micro-batch, and "
+            f"per_device_train_batch_size is {job.per_device_train_batch_size}; set "
+            "per_device_train_batch_size=1"
+        )
+    longest = (job.max_source_length or 0) + (job.max_target_length or 0)
+    if longest > tokens:
+        raise ConfigError(
+            f"tokens_per_micro_batch is {tokens}, and a row may have {longest} tokens by "
+            f"max_source_length and max_target_length; use {longest} or more"
         )

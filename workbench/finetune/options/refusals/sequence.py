@@ -23,6 +23,7 @@ def check_sequence(job: FineTuneOptions) -> None:
         return
     others = {
         "packing": job.packing,
+        "tokens_per_micro_batch": job.tokens_per_micro_batch is not None,
         "torch_compile": job.torch_compile,
         "router_aux_loss_coef": bool(job.router_aux_loss_coef),
     }
