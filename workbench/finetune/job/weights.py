@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.json_values import Json, as_int, as_list, as_str, get_object, parse_json
 from workbench.base.words import pluralize
 from workbench.finetune.job.given_files import POINTER, read_object, refuse_pointer
+from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.model.folders import (
     ADAPTER_WEIGHTS,
     ADAPTERS,
@@ -25,7 +26,13 @@ from workbench.finetune.options.model.folders import (
     way_out,
 )
 
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
 _AGAIN = "Copy the file again"
+_HEAD = "lm_head"
+# Ends of the names of tied embeddings and output layers.
+_TIED = (_HEAD, "embed_tokens", "shared", "wte", "embed_in", "embed_out", "word_embeddings")
 _LARGEST_HEADER = 100_000_000  # the limit of safetensors
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 _PICKLE = b"\x80"  # torch before 1.6
@@ -139,6 +146,37 @@ def elements_of(folder: Path) -> int:
     if not all(map(is_there, files)):
         return 0
     return sum(tensor.elements for file in files for tensor in read_tensors(file).values())
+
+
+def check_tied(job: FineTuneOptions, config: Json, folder: Path) -> None:
+    """Raise ConfigError for adapters of a weight that embeddings and output layer share."""
+    is_tied = job.peft != "none" and config.get("tie_word_embeddings") is True
+    names = _names_of_tensors(folder)
+    if not is_tied or job.lora.get("resume_from") or not names:
+        return
+    # Weights apart in the files stay apart.
+    if any(name.endswith(f"{_HEAD}.weight") for name in names):
+        return
+    options = Lora.from_dict(job.lora)
+    named = {"modules_to_save": options.modules_to_save}
+    if options.target_modules != ALL_LINEAR:
+        named["target_modules"] = options.target_modules
+    for option, modules in named.items():
+        for name in modules:
+            if name.rpartition(".")[2] in _TIED:
+                raise ConfigError(
+                    f"lora {option} names {name!r}, and config.json of {job.model!r} ties the "
+                    "embeddings and the output layer (tie_word_embeddings): both are one weight. "
+                    "Drop the name, or train all weights with peft='none'"
+                )
+
+
+def _names_of_tensors(folder: Path) -> Iterable[str]:
+    """Return the names of a folder's tensors; empty if unknown without reading all weights."""
+    names = weight_names(folder)
+    if len(names) > 1:
+        return get_object(read_object(folder / names[0]), "weight_map")
+    return read_tensors(folder / names[0]) if names and is_there(folder / names[0]) else ()
 
 
 def unread_weights(folder: Path) -> str:

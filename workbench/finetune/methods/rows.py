@@ -17,6 +17,7 @@ from workbench.finetune.data.forms.asked import (
     turns_before,
     turns_with,
 )
+from workbench.finetune.data.forms.marks import truth_of
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -45,7 +46,7 @@ from workbench.finetune.data.forms.table import (
     PAIRS,
     PROMPT_KEYS,
     beside_text,
-    nearest_columns,
+    meant_columns,
     other_questions,
     question_form,
 )
@@ -114,19 +115,18 @@ class MethodRows(RowReader):
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
         there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
-        # A number is no part of a row, and a list of other things than turns is none. Of columns
-        # such as `response_a` and `response_b`, nothing says which is meant.
-        alike = Counter(str(name)[:-1] for name in row.data)
         names = []
+        # Of columns such as `response_a` and `response_b`, nothing says which is meant.
+        alike = Counter(str(name)[:-1] for name in row.data)
         for name, value in row.data.items():
+            # A number is no part of a row, and a list of other things than turns is none.
             is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
-            is_part = is_part and as_float(value) is None
-            if is_part and alike[str(name)[:-1]] == 1:
+            if is_part and as_float(value) is None and alike[str(name)[:-1]] == 1:
                 names.append(str(name))
         raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
             f"there is: {there}. Rename the columns, or name them",
-            {**dict.fromkeys(self.keys, "…"), **nearest_columns(self.keys, names)},
+            meant_columns(self.keys, names),
         )
 
 
@@ -344,12 +344,9 @@ class LabelledRows(MethodRows):
                 if name in row.data:
                     row.fail(name, "is empty; write true (a good answer) or false")
             self._missing(row, LABEL)
-        value = row.data[tag]
-        # A CSV table has the words.
-        if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
-            value = value.strip().casefold() == "true"
-        if not isinstance(value, bool):
-            row.fail(tag, f"is {short(value)}; write true (a good answer) or false")
+        is_good = truth_of(row.data[tag])
+        if is_good is None:
+            row.fail(tag, f"is {short(row.data[tag])}; write true (a good answer) or false")
         completion = row.data.get("completion")
         if isinstance(completion, list | tuple) and len(completion) > 1:
             row.fail(
@@ -370,7 +367,7 @@ class LabelledRows(MethodRows):
             input=read.input,
             messages=read.messages,
             tools=read.tools,
-            beside={LABEL: value},
+            beside={LABEL: is_good},
         )
 
 

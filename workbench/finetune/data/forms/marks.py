@@ -298,17 +298,14 @@ def _refuse_mark(where: str, name: str, problem: str) -> NoReturn:
 
 
 def _truth(turn: Fields, key: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
-        return value.strip().casefold() == "true"
-    if json_values.as_float(value) not in (0, 1):
+    truth = truth_of(value)
+    if truth is None:
         turn.fail(
             key,
             f"is {short(value)}; it must be 0 or false, or 1 or true: a turn is learned or not, "
             "and no part of its loss can be chosen",
         )
-    return bool(value)
+    return truth
 
 
 def _folded(name: object) -> str:
