@@ -1519,15 +1519,3 @@ def test_turns_within_an_object_are_suggested_by_their_path(row: Row) -> None:
 def test_a_turn_without_a_role_names_the_form_of_a_turn(turn: object) -> None:
     with pytest.raises(ConfigError, match=r'messages\[0\] is .*Write a turn as \{"role": "user"'):
         row_from({"messages": [turn, CHAT[1]]}, "here")
-
-
-@pytest.mark.parametrize("value", [True, 1, 1.0, "1", "yes", "True", False, 0, "0", "no", "false"])
-def test_a_label_is_read_in_every_word_of_truth(value: object) -> None:
-    read = method_of("kto").rows.read({"prompt": "q", "completion": "a", "label": value}, "here")
-    assert read.beside["label"] is (value in (True, "1", "yes", "True"))
-
-
-@pytest.mark.parametrize("value", ["good", 2, 0.5, [True]])
-def test_a_label_of_other_words_is_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match="write true"):
-        method_of("kto").rows.read({"prompt": "q", "completion": "a", "label": value}, "here")

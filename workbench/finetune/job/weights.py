@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -25,6 +25,7 @@ from workbench.finetune.options.model.folders import (
     SINGLE,
     way_out,
 )
+from workbench.finetune.options.model.models import language_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -107,10 +108,7 @@ def check_weights(folder: Path, *, scores: bool = False) -> None:
         )
     tensors = tensors_of(folder)
     config = read_object(folder / "config.json")
-    if not any(
-        get_object(config, key) or get_object(get_object(config, "text_config"), key)
-        for key in QUANTIZED
-    ):
+    if not any(quantizations(config)):
         check_formats(tensors, f"model folder {str(folder)!r}")
         _check_sizes(tensors, config, folder, scores=scores)
     if len(names) > 1 and names[1].endswith(".safetensors"):
@@ -120,6 +118,14 @@ def check_weights(folder: Path, *, scores: bool = False) -> None:
                     f"{folder / names[0]} names the tensor {tensor!r} in {file!r}, and no file of "
                     "weights has the tensor. Save the model again"
                 )
+
+
+def quantizations(config: Json) -> Iterator[tuple[str, Json]]:
+    """Yield key and settings of the quantizations that a configuration describes."""
+    for key in QUANTIZED:
+        settings = get_object(config, key) or get_object(language_of(config), key)
+        if settings:
+            yield key, settings
 
 
 def tensors_of(folder: Path) -> Mapping[str, Tensor]:
@@ -203,7 +209,8 @@ def check_adapters(folder: Path) -> None:
 
 def _check_filled(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise ConfigError for weights without numbers, which a model sharded by ZeRO-3 leaves."""
-    empty = [name for name, tensor in tensors.items() if _is_weight(name) and not tensor.elements]
+    weights = [name for name in tensors if name.rpartition(".")[2] == "weight"]
+    empty = [name for name in weights if not tensors[name].elements]
     if empty:
         raise ConfigError(
             f"{path} has {pluralize(len(empty), 'weight')} without numbers, such as {empty[0]}: "
@@ -242,7 +249,7 @@ def _check_sizes(
 
     The ranks compare all weights. Without torch, only names and shapes are known.
     """
-    inner = get_object(config, "text_config") or config
+    inner = language_of(config)
     layers = as_int(inner.get("num_hidden_layers")) or 0
     stacks = dict[str, set[str]]()
     for stack, number in filter(None, map(_layer_of, tensors)):
@@ -288,10 +295,6 @@ def _layer_of(name: str) -> tuple[str, str] | None:
         if kind in _STACKS and number.isdecimal() and is_owned:
             return ".".join(parts[:place]), number
     return None
-
-
-def _is_weight(name: str) -> bool:
-    return name.rpartition(".")[2] == "weight"
 
 
 def _inside(name: str, source: Path) -> str:

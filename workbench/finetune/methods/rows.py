@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, as_float, as_objects, as_str, get_object
+from workbench.base.json_values import Json, as_objects, as_str, get_object
 from workbench.finetune.data.forms.asked import (
     option_names,
     options_of,
@@ -17,7 +17,6 @@ from workbench.finetune.data.forms.asked import (
     turns_before,
     turns_with,
 )
-from workbench.finetune.data.forms.marks import truth_of
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -30,7 +29,6 @@ from workbench.finetune.data.forms.messages import (
     chat_key,
     exchanges,
     has_content,
-    is_turn,
     last_of,
     listed,
     one_filled,
@@ -48,6 +46,7 @@ from workbench.finetune.data.forms.table import (
     beside_text,
     meant_columns,
     other_questions,
+    part_columns,
     question_form,
 )
 from workbench.finetune.data.forms.telling import belongs_to_prompt
@@ -115,18 +114,10 @@ class MethodRows(RowReader):
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
         there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
-        names = []
-        # Of columns such as `response_a` and `response_b`, nothing says which is meant.
-        alike = Counter(str(name)[:-1] for name in row.data)
-        for name, value in row.data.items():
-            # A number is no part of a row, and a list of other things than turns is none.
-            is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
-            if is_part and as_float(value) is None and alike[str(name)[:-1]] == 1:
-                names.append(str(name))
         raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
             f"there is: {there}. Rename the columns, or name them",
-            meant_columns(self.keys, names),
+            meant_columns(self.keys, part_columns(row.data)),
         )
 
 
@@ -344,9 +335,12 @@ class LabelledRows(MethodRows):
                 if name in row.data:
                     row.fail(name, "is empty; write true (a good answer) or false")
             self._missing(row, LABEL)
-        is_good = truth_of(row.data[tag])
-        if is_good is None:
-            row.fail(tag, f"is {short(row.data[tag])}; write true (a good answer) or false")
+        value = row.data[tag]
+        # A CSV table has the words. A number may be that of a class.
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.strip().casefold(), value)
+        if not isinstance(value, bool):
+            row.fail(tag, f"is {short(value)}; write true (a good answer) or false")
         completion = row.data.get("completion")
         if isinstance(completion, list | tuple) and len(completion) > 1:
             row.fail(
@@ -367,7 +361,7 @@ class LabelledRows(MethodRows):
             input=read.input,
             messages=read.messages,
             tools=read.tools,
-            beside={LABEL: is_good},
+            beside={LABEL: value},
         )
 
 

@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.finetune.job.architectures import NEVER_RUN
-from workbench.finetune.job.weights import QUANTIZED, tensors_of
+from workbench.finetune.job.weights import quantizations, tensors_of
 
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
@@ -96,7 +96,7 @@ def check(
         model = _model(config, scores=scores)
         if tensor_parallel:
             styles_of(model)
-        if weights and not any(config.get(key) for key in QUANTIZED):
+        if weights and not any(quantizations(config)):
             _check_weights(model, folder, scores=scores)
         if lora:
             _check_names(model, lora)

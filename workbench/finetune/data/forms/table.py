@@ -195,7 +195,7 @@ def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
     for path, value in _paths(row):
         if isinstance(value, list | tuple) and value and all(map(is_turn, value)):
             return {CHAT: path, **beside}, False
-    texts = _text_columns(row)
+    texts = part_columns(row, numbers=True)
     if len(row) < 2:
         return {ALONE: texts[0] if texts else UNNAMED}, False
     if len(texts) > 2:
@@ -221,21 +221,23 @@ def _paths(row: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             yield from ((f"{name}.{key}", each) for key, each in value.items())
 
 
-def _text_columns(row: Mapping[str, object]) -> list[str]:
-    """Return the columns and paths that may be a question or an answer: texts, then numbers."""
+def part_columns(row: Mapping[str, object], *, numbers: bool = False) -> list[str]:
+    """Return the columns and paths of texts and of turns, and last of numbers if asked for."""
     stems = Counter(str(name)[:-1] for name in row)
-    texts = []
-    numbers = []
+    parts = []
+    counts = []
     for path, value in _paths(row):
         # Columns such as `response_a` and `response_b` are several answers.
         if _IDENTITY.search(path) or stems[path[:-1]] > 1:
             continue
-        several = value if path not in row and isinstance(value, list | tuple) else [value]
-        if several and all(isinstance(text, str) for text in several):
-            texts.append(path)
-        elif as_float(value) is not None and path in row:
-            numbers.append(path)
-    return [*texts, *numbers]
+        several = value if isinstance(value, list | tuple) else [value]
+        is_text = path not in row or isinstance(value, str)
+        is_text = is_text and all(isinstance(text, str) for text in several)
+        if several and (is_text or all(map(is_turn, several))):
+            parts.append(path)
+        elif numbers and path in row and as_float(value) is not None:
+            counts.append(path)
+    return [*parts, *counts]
 
 
 def meant_columns(keys: Sequence[str], names: Sequence[str]) -> dict[str, str]:
