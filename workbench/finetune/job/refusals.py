@@ -248,6 +248,11 @@ def _check_revision(job: FineTuneOptions, kind: ModelKind) -> None:
         )
 
 
+def _check_adapters(_job: FineTuneOptions, folder: Path) -> None:
+    """Raise ConfigError if a folder of adapters has no weights, or if the file is cut short."""
+    check_adapters(folder)
+
+
 def _check_token_adapters(job: FineTuneOptions, gpus: int) -> None:
     """Raise ConfigError for adapters of single tokens under ZeRO stage 3 on CPUs."""
     adapters = config_of(str(job.lora.get("resume_from")), "adapter_config")
@@ -304,7 +309,7 @@ REFUSALS: Sequence[Refusal] = (
     # Files of the model, or the loaded model.
     Refusal("model", check_configuration, ("folder",)),
     Refusal("model", check_sent, ("weights",)),
-    Refusal("lora", lambda _, folder: check_adapters(folder), ("adapters",)),
+    Refusal("lora", _check_adapters, ("adapters",)),
     Refusal("model", check_loaded, ("config", "special")),
     Refusal("peft", check_experts, ("config",)),
     Refusal("lora", check_tied, ("config", "folder")),
