@@ -13,9 +13,15 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms.table import FORMS, GIVEN, PAIRS, PROMPT_KEYS
+from workbench.finetune.data.forms.table import (
+    FORMS,
+    GIVEN,
+    PAIRS,
+    PROMPT_KEYS,
+    suggested_columns,
+)
 from workbench.finetune.data.lines import EmptyField
-from workbench.finetune.data.rows import Example, prepared_row, row_from
+from workbench.finetune.data.rows import Example, prepared_row, renamed, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
 from workbench.finetune.data.sources.read import table_row
 from workbench.finetune.data.training.rows import load
@@ -917,7 +923,7 @@ def test_a_column_of_turns_is_named_as_the_messages(tmp_path: Path, name: str) -
         ({"stem": "q", "choices": ["a", "b"], "answerKey": "A"}, {"choices": "choices"}),
         ({"goal": "q", "sol1": "a", "sol2": "b", "note": "c"}, {"target": "note"}),
         ({"prompt": "q", "A": "x", "B": "y", "label": "A"}, {"completion": "label"}),
-        ({"question": "q", "query": "SELECT 1"}, {"source": "question", "target": "query"}),
+        ({"question": "q", "query": "SELECT 1"}, {"question": "question", "answer": "query"}),
         ({"dialog": ["a", "b"]}, "Write every text as a turn of a list 'messages'"),
         ({"turns": ["a", "b"], "id": 7}, "Write every text as a turn of a list 'messages'"),
         ({"title": "t", "qas": [{"question": "q"}]}, "'qas' is a list of objects"),
@@ -1469,3 +1475,47 @@ def test_a_model_without_chats_names_the_column_that_makes_a_chat(tmp_path: Path
                 tmp_path / "out",
                 refusal=row_refusal(FineTune(model=model)),
             )
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        # A name of another use than the key is never suggested, such as `lose` for `chosen`.
+        ({"prompt": "q", "win": "a", "lose": "b"}, {"chosen": "…", "rejected": "…"}),
+        ({"prompt": "q", "rejected": "b", "accepted": "a"}, {"chosen": "accepted"}),
+        ({"prompt": "q", "response": "a", "score": 3}, {"chosen": "…", "rejected": "…"}),
+        ({"Prompts": "q", "Chosen": "a", "Reject": "b"}, {"prompt": "Prompts", "chosen": "Chosen"}),
+    ],
+)
+def test_a_missing_part_of_a_pair_gets_no_column_of_another_use(
+    tmp_path: Path, row: Row, columns: Mapping[str, str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepared(write(tmp_path / "rows.jsonl", [row] * 2), "dpo")
+    for key, name in columns.items():
+        assert f"{key!r}: {name!r}" in str(refused.value)
+
+
+@pytest.mark.parametrize("others", [{}, {"id": 7, "notes": "x", "revision": "y", "tags": "z"}])
+@pytest.mark.parametrize("asks", sorted({form.asks for form in FORMS if not form.heading}))
+@pytest.mark.parametrize("answers", sorted({form.answers for form in FORMS if not form.heading}))
+def test_names_of_a_question_and_of_an_answer_of_any_form_are_suggested(
+    asks: str, answers: str, others: Row
+) -> None:
+    suggested, is_near = suggested_columns({**others, answers: "a", asks: "q"})
+    question, answer = suggested.items()
+    assert (question[1], answer[1], is_near) == (asks, answers, True)
+    assert any({question[0], answer[0]} == {form.asks, form.answers} for form in FORMS)
+
+
+@pytest.mark.parametrize("row", [{"request": {"log": CHAT}}, {"id": 7, "body": {"turns": CHAT}}])
+def test_turns_within_an_object_are_suggested_by_their_path(row: Row) -> None:
+    suggested, _ = suggested_columns(row)
+    read = row_from(renamed(row, suggested, "here"), "here")
+    assert len(read.messages) == len(CHAT)
+
+
+@pytest.mark.parametrize("turn", [{"user": "Hi"}, {"speaker": "user", "text": "Hi"}, "Hi", 7, None])
+def test_a_turn_without_a_role_names_the_form_of_a_turn(turn: object) -> None:
+    with pytest.raises(ConfigError, match=r'messages\[0\] is .*Write a turn as \{"role": "user"'):
+        row_from({"messages": [turn, CHAT[1]]}, "here")

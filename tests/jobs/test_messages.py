@@ -257,7 +257,7 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
             r"messages\[0\].content holds .*; only parts of type",
         ),
         ([{"role": "user", "content": True}], r"messages\[0\].content is true; it must be text"),
-        ([{"content": "Hi"}], r"the key 'messages\[0\].from' is missing; there is: content"),
+        ([{"content": "Hi"}], r'messages\[0\] is .*Write a turn as \{"role": "user", "content"'),
         (["Hi"], r"messages\[0\] is \"Hi\"; it must be an object"),
         ("Hi", 'messages is "Hi"; it must be a list'),
         (

@@ -207,9 +207,7 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
         ({"source": "", "target": " "}, "here: source is empty"),
         (
             {"prompt": "a", "compl": "b"},
-            sentence(
-                "Did you mean {}? Rename the columns, or name them", "'completion' for 'compl'"
-            ),
+            sentence("Name the columns of the question and of the answer"),
         ),
         (
             {"id": 7, "a": "b"},

@@ -482,6 +482,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("hidden_act", "geluu", "'geluu'"),
             ("hidden_act", None, "expected str"),
             ("hidden_size", 0, "hidden_size 0"),
+            ("rope_theta", 0.0, "rope_theta 0.0"),
+            ("rms_norm_eps", -1.0, "more than 0"),
+            ("sliding_window", 0, "sliding_window 0"),
+            ("num_key_value_heads", 0, "more than 0"),
             ("num_hidden_layers", 0, "more than 0"),
             ("num_key_value_heads", 3, "num_attention_heads is 2"),
             ("num_experts_per_tok", 5, "num_local_experts is 4"),
@@ -821,6 +825,20 @@ def text_halves(mapping: Any) -> Iterator[str]:
         own = mapping._load_attr_from_module(kind, name).config_class
         if own not in mapping:
             yield kind
+
+
+@pytest.mark.parametrize("option", ["target_modules", "target_parameters", "modules_to_save"])
+@pytest.mark.parametrize("name", ["nope", "qproj"])
+def test_names_of_adapters_are_compared_with_the_model(
+    option: str, name: str, tmp_path: Path
+) -> None:
+    folder = folders.model(tmp_path / "mine")
+    lora = {"target_modules": ["q_proj"], option: [name]}
+    with pytest.raises(ConfigError, match=f"lora {option}: the .* '{name}' is not known.*q_proj"):
+        check_early(job_of(folder, peft="lora", lora=lora), gpus=0)
+    known = "v_proj.weight" if option == "target_parameters" else "v_proj"
+    lora = {"target_modules": ["q_proj"], option: [known]}
+    check_early(job_of(folder, peft="lora", lora=lora), gpus=0)
 
 
 @pytest.mark.slow

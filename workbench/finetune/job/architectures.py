@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import read_given
-from workbench.base.json_values import Json, as_str, get_object
-from workbench.finetune.job.weights import QUANTIZED
+from workbench.base.json_values import Json, as_str
+from workbench.finetune.job.weights import quantizations
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.techniques.registry import technique_of
 
@@ -69,10 +69,7 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
 
 def check_not_quantized(job: FineTuneOptions, config: Json, source: str) -> None:
     """Raise ConfigError for weights that are quantized already, unless `qlora` trains on them."""
-    for key in QUANTIZED:
-        settings = get_object(config, key) or get_object(get_object(config, "text_config"), key)
-        if not settings:
-            continue
+    for key, settings in quantizations(config):
         method = as_str(settings.get("quant_method"))
         four = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
         eight = settings.get("load_in_8bit") or settings.get("_load_in_8bit")

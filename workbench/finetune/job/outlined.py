@@ -63,6 +63,8 @@ def check_outline(job: FineTuneOptions, folder: Path) -> None:
         "generation": read_object(folder / "generation_config.json"),
         "scores": method_of(job.method).scores,
         "tensor_parallel": job.tensor_parallel > 1,
+        # Adapters to continue name the modules themselves.
+        "lora": {} if job.lora.get("resume_from") else job.lora,
         # A change of a file asks anew.
         "weights": [[fact.st_size, fact.st_mtime_ns] for fact in facts],
     }

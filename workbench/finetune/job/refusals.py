@@ -24,7 +24,7 @@ from workbench.finetune.job.limits import (
     known_folder,
 )
 from workbench.finetune.job.outlined import check_outline
-from workbench.finetune.job.weights import check_adapters
+from workbench.finetune.job.weights import check_adapters, check_tied
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.evaluation import check_best, check_judged, check_times
 from workbench.finetune.options.model.models import (
@@ -40,7 +40,7 @@ from workbench.finetune.options.model.models import (
     model_kind,
 )
 from workbench.finetune.options.refusals import gpus as on_gpus
-from workbench.finetune.options.refusals.adapters import check_experts, check_peft, check_tied
+from workbench.finetune.options.refusals.adapters import check_experts, check_peft
 from workbench.finetune.options.refusals.languages import (
     Tokenizer,
     check_languages,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.json_values import Json, as_int, as_list, as_str, get_object, parse_json
 from workbench.base.words import pluralize
 from workbench.finetune.job.given_files import POINTER, read_object, refuse_pointer
+from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.model.folders import (
     ADAPTER_WEIGHTS,
     ADAPTERS,
@@ -24,8 +25,15 @@ from workbench.finetune.options.model.folders import (
     SINGLE,
     way_out,
 )
+from workbench.finetune.options.model.models import language_of
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
 
 _AGAIN = "Copy the file again"
+_HEAD = "lm_head"
+# Ends of the names of tied embeddings and output layers.
+_TIED = (_HEAD, "embed_tokens", "shared", "wte", "embed_in", "embed_out", "word_embeddings")
 _LARGEST_HEADER = 100_000_000  # the limit of safetensors
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 _PICKLE = b"\x80"  # torch before 1.6
@@ -100,10 +108,7 @@ def check_weights(folder: Path, *, scores: bool = False) -> None:
         )
     tensors = tensors_of(folder)
     config = read_object(folder / "config.json")
-    if not any(
-        get_object(config, key) or get_object(get_object(config, "text_config"), key)
-        for key in QUANTIZED
-    ):
+    if not any(quantizations(config)):
         check_formats(tensors, f"model folder {str(folder)!r}")
         _check_sizes(tensors, config, folder, scores=scores)
     if len(names) > 1 and names[1].endswith(".safetensors"):
@@ -113,6 +118,14 @@ def check_weights(folder: Path, *, scores: bool = False) -> None:
                     f"{folder / names[0]} names the tensor {tensor!r} in {file!r}, and no file of "
                     "weights has the tensor. Save the model again"
                 )
+
+
+def quantizations(config: Json) -> Iterator[tuple[str, Json]]:
+    """Yield key and settings of the quantizations that a configuration describes."""
+    for key in QUANTIZED:
+        settings = get_object(config, key) or get_object(language_of(config), key)
+        if settings:
+            yield key, settings
 
 
 def tensors_of(folder: Path) -> Mapping[str, Tensor]:
@@ -141,6 +154,37 @@ def elements_of(folder: Path) -> int:
     return sum(tensor.elements for file in files for tensor in read_tensors(file).values())
 
 
+def check_tied(job: FineTuneOptions, config: Json, folder: Path) -> None:
+    """Raise ConfigError for adapters of a weight that embeddings and output layer share."""
+    is_tied = job.peft != "none" and config.get("tie_word_embeddings") is True
+    names = _names_of_tensors(folder)
+    if not is_tied or job.lora.get("resume_from") or not names:
+        return
+    # Weights apart in the files stay apart.
+    if any(name.endswith(f"{_HEAD}.weight") for name in names):
+        return
+    options = Lora.from_dict(job.lora)
+    named = {"modules_to_save": options.modules_to_save}
+    if options.target_modules != ALL_LINEAR:
+        named["target_modules"] = options.target_modules
+    for option, modules in named.items():
+        for name in modules:
+            if name.rpartition(".")[2] in _TIED:
+                raise ConfigError(
+                    f"lora {option} names {name!r}, and config.json of {job.model!r} ties the "
+                    "embeddings and the output layer (tie_word_embeddings): both are one weight. "
+                    "Drop the name, or train all weights with peft='none'"
+                )
+
+
+def _names_of_tensors(folder: Path) -> Iterable[str]:
+    """Return the names of a folder's tensors; empty if unknown without reading all weights."""
+    names = weight_names(folder)
+    if len(names) > 1:
+        return get_object(read_object(folder / names[0]), "weight_map")
+    return read_tensors(folder / names[0]) if names and is_there(folder / names[0]) else ()
+
+
 def unread_weights(folder: Path) -> str:
     """Return a note on a second form of the weights in a folder; empty without such files."""
     read = weight_names(folder)
@@ -165,7 +209,8 @@ def check_adapters(folder: Path) -> None:
 
 def _check_filled(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise ConfigError for weights without numbers, which a model sharded by ZeRO-3 leaves."""
-    empty = [name for name, tensor in tensors.items() if _is_weight(name) and not tensor.elements]
+    weights = [name for name in tensors if name.rpartition(".")[2] == "weight"]
+    empty = [name for name in weights if not tensors[name].elements]
     if empty:
         raise ConfigError(
             f"{path} has {pluralize(len(empty), 'weight')} without numbers, such as {empty[0]}: "
@@ -204,7 +249,7 @@ def _check_sizes(
 
     The ranks compare all weights. Without torch, only names and shapes are known.
     """
-    inner = get_object(config, "text_config") or config
+    inner = language_of(config)
     layers = as_int(inner.get("num_hidden_layers")) or 0
     stacks = dict[str, set[str]]()
     for stack, number in filter(None, map(_layer_of, tensors)):
@@ -250,10 +295,6 @@ def _layer_of(name: str) -> tuple[str, str] | None:
         if kind in _STACKS and number.isdecimal() and is_owned:
             return ".".join(parts[:place]), number
     return None
-
-
-def _is_weight(name: str) -> bool:
-    return name.rpartition(".")[2] == "weight"
 
 
 def _inside(name: str, source: Path) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, as_float, as_objects, as_str, get_object
+from workbench.base.json_values import Json, as_objects, as_str, get_object
 from workbench.finetune.data.forms.asked import (
     option_names,
     options_of,
@@ -29,7 +29,6 @@ from workbench.finetune.data.forms.messages import (
     chat_key,
     exchanges,
     has_content,
-    is_turn,
     last_of,
     listed,
     one_filled,
@@ -45,8 +44,9 @@ from workbench.finetune.data.forms.table import (
     PAIRS,
     PROMPT_KEYS,
     beside_text,
-    nearest_columns,
+    meant_columns,
     other_questions,
+    part_columns,
     question_form,
 )
 from workbench.finetune.data.forms.telling import belongs_to_prompt
@@ -114,19 +114,10 @@ class MethodRows(RowReader):
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
         there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
-        # A number is no part of a row, and a list of other things than turns is none. Of columns
-        # such as `response_a` and `response_b`, nothing says which is meant.
-        alike = Counter(str(name)[:-1] for name in row.data)
-        names = []
-        for name, value in row.data.items():
-            is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
-            is_part = is_part and as_float(value) is None
-            if is_part and alike[str(name)[:-1]] == 1:
-                names.append(str(name))
         raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
             f"there is: {there}. Rename the columns, or name them",
-            {**dict.fromkeys(self.keys, "…"), **nearest_columns(self.keys, names)},
+            meant_columns(self.keys, part_columns(row.data)),
         )
 
 
@@ -345,9 +336,9 @@ class LabelledRows(MethodRows):
                     row.fail(name, "is empty; write true (a good answer) or false")
             self._missing(row, LABEL)
         value = row.data[tag]
-        # A CSV table has the words.
-        if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
-            value = value.strip().casefold() == "true"
+        # A CSV table has the words. A number may be that of a class.
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.strip().casefold(), value)
         if not isinstance(value, bool):
             row.fail(tag, f"is {short(value)}; write true (a good answer) or false")
         completion = row.data.get("completion")

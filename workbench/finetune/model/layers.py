@@ -159,7 +159,7 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
 
     names = options.target_modules
     owners = tied_weights(model)
-    saved = _to_save(model, options.modules_to_save, owners)
+    saved = modules_to_save(model, options.modules_to_save, owners)
     wanted = wanted_weights(model, options)
     bypassed = wanted & bypassed_weights(model)
     if names == ALL_LINEAR:
@@ -199,7 +199,7 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     return adapted
 
 
-def _to_save(model: nn.Module, names: Sequence[str], owners: Owners) -> list[str]:
+def modules_to_save(model: nn.Module, names: Sequence[str], owners: Owners) -> list[str]:
     """Return the full names of the modules to train as a whole.
 
     peft ignores a name without a module, and takes every module whose name ends in the letters.

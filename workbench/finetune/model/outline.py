@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.finetune.job.architectures import NEVER_RUN
-from workbench.finetune.job.weights import QUANTIZED, tensors_of
+from workbench.finetune.job.weights import quantizations, tensors_of
 
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
@@ -53,11 +53,12 @@ def check(
     *,
     scores: bool,
     tensor_parallel: bool,
+    lora: Mapping[str, object] | None = None,
     weights: Sequence[object] = (),
 ) -> None:
     """Raise ConfigError for a setting or a weight in a model's files that transformers refuses.
 
-    With `weights`, the folder has all files of weights.
+    With `weights`, the folder has all files of weights. `lora` names modules of the model.
     """
     has_torch = find_spec("torch") is not None
     make = partial(_model, scores=scores) if has_torch else _configuration
@@ -95,8 +96,10 @@ def check(
         model = _model(config, scores=scores)
         if tensor_parallel:
             styles_of(model)
-        if weights and not any(config.get(key) for key in QUANTIZED):
+        if weights and not any(quantizations(config)):
             _check_weights(model, folder, scores=scores)
+        if lora:
+            _check_names(model, lora)
         if not model.can_generate():
             return
         prepare = partial(_answer, model)
@@ -142,6 +145,18 @@ def _check_weights(model: Any, folder: str, *, scores: bool) -> None:
         shapes[name] = torch.empty(tensor.shape, device="meta")
     if shapes:
         check_shapes(model, shapes, folder, scores=scores)
+
+
+def _check_names(model: Any, lora: Mapping[str, object]) -> None:
+    """Raise ConfigError for new adapters of modules or weights that the model does not have."""
+    from workbench.finetune.model.layers import modules_to_save
+    from workbench.finetune.model.targets import wanted_weights
+    from workbench.finetune.options.adapters import Lora
+
+    options = Lora.from_dict(lora)
+    wanted_weights(model, options)
+    # The files alone say whether tied weights are one weight.
+    modules_to_save(model, options.modules_to_save, {})
 
 
 def _answer(model: Any, settings: Settings) -> None:

@@ -239,9 +239,7 @@ def refuse_lists(
 
 def _verdict(name: str, value: object, where: str) -> bool | None:
     """Return whether a mark of a row allows the row to be learned; None for no mark."""
-    if isinstance(value, str):
-        value = _of_text(value)
-    figure = float(value) if isinstance(value, bool) else json_values.as_float(value)
+    figure = _figure(value)
     if figure is None:
         return None
     folded = _folded(name)
@@ -261,9 +259,7 @@ def truth_of(value: object) -> bool | None:
         >>> truth_of("No"), truth_of(1), truth_of(0.5)
         (False, True, None)
     """
-    if isinstance(value, str):
-        value = _of_text(value)
-    figure = float(value) if isinstance(value, bool) else json_values.as_float(value)
+    figure = _figure(value)
     return bool(figure) if figure in (0, 1) else None
 
 
@@ -279,13 +275,13 @@ def words_of(name: str) -> list[str]:
     return apart.casefold().split()
 
 
-def _of_text(text: str) -> object:
-    """Return the truth or the number that a text says; None for any other text."""
-    folded = text.strip().casefold()
-    if folded in _TRUTHS:
-        return _TRUTHS[folded]
+def _figure(value: object) -> float | None:
+    """Return the number of a value, and 1 or 0 for truth; None for other values and texts."""
+    if isinstance(value, str):
+        folded = value.strip().casefold()
+        value = _TRUTHS.get(folded, folded)
     try:
-        return float(folded)
+        return float(value) if isinstance(value, str | bool) else json_values.as_float(value)
     except ValueError:
         return None
 
@@ -298,17 +294,14 @@ def _refuse_mark(where: str, name: str, problem: str) -> NoReturn:
 
 
 def _truth(turn: Fields, key: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
-        return value.strip().casefold() == "true"
-    if json_values.as_float(value) not in (0, 1):
+    truth = truth_of(value)
+    if truth is None:
         turn.fail(
             key,
             f"is {short(value)}; it must be 0 or false, or 1 or true: a turn is learned or not, "
             "and no part of its loss can be chosen",
         )
-    return bool(value)
+    return truth
 
 
 def _folded(name: object) -> str:

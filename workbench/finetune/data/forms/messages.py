@@ -206,7 +206,11 @@ def asking_turns(row: Fields, key: str) -> tuple[Message, ...]:
     """Return the turns of a list that ends with a question, for an answer to come."""
     made = ordered(row, key, unlearned(listed(row, key)))
     if made[-1]["role"] == "assistant":
-        row.fail(key, "ends with a turn of the assistant; end the list with the question")
+        row.fail(
+            key,
+            "ends with a turn of the assistant; end the list with the question. If another column "
+            f"is the question, add 'ignore': [{key!r}] to the dataset's options",
+        )
     return made
 
 
@@ -381,14 +385,17 @@ Placed = tuple[str, Message]
 
 def listed(row: Fields, key: str) -> list[Placed]:
     """Return the turns of a list, with their places in the row."""
-    several = row.items(key)
-    if several and isinstance(several[0], str):
-        row.fail(
-            f"{key}[0]",
-            f"is {short(several[0])}; it must be an object. Write the text as a turn, as "
-            '{"role": "user", "content": …}',
-        )
-    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(several)]
+    turns = []
+    for number, raw in enumerate(row.items(key)):
+        place = f"{key}[{number}]"
+        if not is_turn(raw):
+            row.fail(
+                place,
+                f"is {short(raw)}; it must be an object. Write a turn as "
+                '{"role": "user", "content": …}, or as {"role": "assistant", "content": …}',
+            )
+        turns.append(_turn(row, place, raw))
+    return turns
 
 
 def ordered(row: Fields, key: str, turns: Sequence[Placed]) -> tuple[Message, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from string import ascii_uppercase
 
@@ -81,7 +81,10 @@ FIELDS = dict.fromkeys(
 """Fields of all forms, which `columns` may name."""
 _IDENTITY = re.compile(r"(^|[ _.-])(id|uuid|guid|index|idx|url)$", re.IGNORECASE)
 _LIKE = 0.75  # least likeness of a column's name to a key
-_SAME = 0.6  # least likeness for a suggestion
+UNNAMED = "…"
+"""Column of a key in a suggestion, where no name of a column says the key."""
+_PLAIN = [form for form in FORMS if not form.heading]
+_USES = ({form.asks for form in _PLAIN}, {form.answers for form in _PLAIN})
 
 
 def form_of(row: Mapping[str, object]) -> Form | None:
@@ -180,7 +183,7 @@ def names_form(keys: Iterable[str]) -> Form | None:
 
 
 def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
-    """Return columns for the fields of the nearest form, and whether the names are near.
+    """Return columns for the fields of the nearest form, and whether all names are near.
 
     Example:
         >>> suggested_columns({"Prompt": "a", " completion": "b"})
@@ -189,69 +192,78 @@ def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
         ({'source': 'translation.en', 'target': 'translation.fr'}, False)
     """
     beside = {key: key for key in PROMPT_KEYS if is_filled(row.get(key))}
-    for name, value in row.items():
+    for path, value in _paths(row):
         if isinstance(value, list | tuple) and value and all(map(is_turn, value)):
-            return {CHAT: str(name), **beside}, False
-    texts = _text_columns(row)
-    names = texts if len(texts) > 1 else [str(name) for name in row]
-    questions = {form.asks for form in FORMS}
-    best: dict[str, str] = {}
-    highest = 0.0
+            return {CHAT: path, **beside}, False
+    texts = part_columns(row, numbers=True)
+    if len(row) < 2:
+        return {ALONE: texts[0] if texts else UNNAMED}, False
+    if len(texts) > 2:
+        beside |= {key: key for key in GIVEN if key in texts}
+    names = [name for name in texts if name not in beside]
+    likeness: dict[Form, list[float]] = {}
     for form in FORMS:
-        found = nearest_columns(form[:2], names)
-        likeness = [_likeness(key, name) for key, name in found.items()]
-        # At least one of the columns is known by its name. A question is no answer.
-        is_known = len(found) == 2 and max(likeness) >= _LIKE
-        if is_known and found[form.answers] not in questions and sum(likeness) > highest:
-            best = found
-            highest = sum(likeness)
-    if len(names) < 2:
-        return {ALONE: names[0] if names else "…"}, False
-    beside |= {key: key for key in GIVEN if key in texts}
-    own = best or {"source": names[0], "target": names[1]}
-    beside = {key: name for key, name in beside.items() if name not in own.values()}
-    return {**own, **beside}, highest >= 2 * _LIKE
+        each = [_likeness(*pair) for pair in meant_columns(form[:2], names).items()]
+        likeness[form] = [value if value >= _LIKE else 0 for value in each]
+    # The name of the question counts first.
+    best = max(FORMS, key=lambda form: (sum(likeness[form]), likeness[form]))
+    own = meant_columns(best[:2], names)
+    if UNNAMED in own.values() and len(names) == 2:
+        own = {"source": names[0], "target": names[1]}
+    return {**own, **beside}, min(likeness[best]) > 0
 
 
-def _text_columns(row: Mapping[str, object]) -> list[str]:
-    """Return the columns and paths that may be a question or an answer: texts, then numbers."""
-    stems = Counter(str(name)[:-1] for name in row)
-    texts = []
-    numbers = []
+def _paths(row: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the columns of a row, and the keys of objects in columns."""
     for name, value in row.items():
+        yield str(name), value
         if isinstance(value, Mapping):
-            for key, each in value.items():
-                several = each if isinstance(each, list | tuple) else [each]
-                if several and all(isinstance(text, str) for text in several):
-                    texts.append(f"{name}.{key}")
+            yield from ((f"{name}.{key}", each) for key, each in value.items())
+
+
+def part_columns(row: Mapping[str, object], *, numbers: bool = False) -> list[str]:
+    """Return the columns and paths of texts and of turns, and last of numbers if asked for."""
+    stems = Counter(str(name)[:-1] for name in row)
+    parts = []
+    counts = []
+    for path, value in _paths(row):
         # Columns such as `response_a` and `response_b` are several answers.
-        elif stems[str(name)[:-1]] == 1:
-            if isinstance(value, str):
-                texts.append(str(name))
-            elif as_float(value) is not None:
-                numbers.append(str(name))
-    return [name for name in (*texts, *numbers) if not _IDENTITY.search(name)]
+        if _IDENTITY.search(path) or stems[path[:-1]] > 1:
+            continue
+        several = value if isinstance(value, list | tuple) else [value]
+        is_text = path not in row or isinstance(value, str)
+        is_text = is_text and all(isinstance(text, str) for text in several)
+        if several and (is_text or all(map(is_turn, several))):
+            parts.append(path)
+        elif numbers and path in row and as_float(value) is not None:
+            counts.append(path)
+    return [*parts, *counts]
 
 
-def nearest_columns(keys: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Return a column for every key: one of a similar name, else the next one.
+def meant_columns(keys: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return the column of every key whose name says so; `…` for a key without such a column.
+
+    A single key without a column has the only column that is left.
 
     Example:
-        >>> nearest_columns(["prompt", "chosen"], ["q", "good", "Prompts"])
-        {'prompt': 'Prompts', 'chosen': 'q'}
+        >>> meant_columns(["prompt", "chosen", "rejected"], ["lose", "win", "Prompts"])
+        {'prompt': 'Prompts', 'chosen': '…', 'rejected': '…'}
     """
     left = list(names)
     found: dict[str, str] = {}
     for key in keys:
-        nearest = max(left, key=lambda name: _likeness(key, name), default="")
-        if _likeness(key, nearest) >= _SAME:
+        nearest = max(left, key=lambda name: _likeness(key, name), default=UNNAMED)
+        if _likeness(key, nearest) >= _LIKE:
             found[key] = nearest
             left.remove(nearest)
-    for key in keys:
-        if key not in found and left:
-            found[key] = left.pop(0)
-    return {key: found[key] for key in keys if key in found}
+    missing = [key for key in keys if key not in found]
+    if len(missing) == len(left) == 1:
+        found[missing[0]] = left[0]
+    return {key: found.get(key, UNNAMED) for key in keys}
 
 
 def _likeness(key: str, name: str) -> float:
-    return SequenceMatcher(None, key, name.strip().casefold()).ratio()
+    """Return from 0 to 1 how near a name is to a key, or to a key of the same use."""
+    folded = name.strip().casefold()
+    is_same_use = any(key in keys and folded in keys for keys in _USES)
+    return max(SequenceMatcher(None, key, folded).ratio(), _LIKE * is_same_use)

@@ -81,8 +81,11 @@ def read_weights(
         ConfigError: Weights are missing, have other shapes, or cannot be read.
     """
     apart: Sequence[Pair] = ()
+    packed = options.get("quantization_config") or getattr(
+        outline.config, "quantization_config", None
+    )
     # transformers compares nothing while DeepSpeed shards the weights that are read.
-    if deepspeed.is_deepspeed_zero3_enabled() and not _is_quantized(outline, options):
+    if deepspeed.is_deepspeed_zero3_enabled() and not packed:
         with without_sharding(), quiet(), named_errors(name), _refusals(name):
             report = _rehearsed(outline, name, source)
         _check(report, outline, name, scores=scores)
@@ -101,11 +104,6 @@ def read_weights(
         with named_errors(name):
             _check_formats(name, source["revision"])
     return Opened(model=model, remarks=list(_remarks(report, outline, name, scores=scores)))
-
-
-def _is_quantized(outline: Any, options: Mapping[str, Any]) -> bool:
-    packed = getattr(outline.config, "quantization_config", None)
-    return "quantization_config" in options or packed is not None
 
 
 @contextmanager
@@ -387,7 +385,10 @@ def _check(report: Report, outline: Any, name: str, *, scores: bool) -> None:
             f"{_shape(here)} in config.json{_beside(number - 1)}. Give the config.json of these "
             "weights, or the weights of this config.json"
         )
-    missing = [key for key in report.missing if not (scores and _is_head(key, outline))]
+    missing = report.missing
+    if scores:  # the output layer may be new
+        base = f"{outline.base_model_prefix}."
+        missing = [key for key in missing if key.startswith(base)]
     if not missing:
         return
     others = ""
@@ -402,11 +403,6 @@ def _check(report: Report, outline: Any, name: str, *, scores: bool) -> None:
         f"{_first(missing)}.{others} Copy the folder again, or correct the names in the files or "
         "the sizes in config.json; weights that are missing would begin at random"
     )
-
-
-def _is_head(key: str, outline: Any) -> bool:
-    """Whether a weight belongs to the output layer of a model that scores texts."""
-    return not key.startswith(f"{outline.base_model_prefix}.")
 
 
 def _remarks(report: Report, outline: Any, name: str, *, scores: bool) -> Iterator[str]:

@@ -13,16 +13,14 @@ from workbench.base.errors import ConfigError, shortened
 from workbench.base.json_values import Json, as_int, as_list
 
 _CORRECT = "Correct the value, or take the file from the model's author"
-_COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "d_model", "n_embd", "n_layer")
-"""Sizes without which a model has no weights."""
-_NUMBERS = frozenset(
-    (
-        *_COUNTS,
-        *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "d_ff"),
-        *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "factor"),
-        *("max_position_embeddings", "sliding_window", "n_head", "n_positions", "num_layers"),
-    )
+_COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "d_model", "n_embd", "n_layer"),
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "d_ff"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "factor"),
+    *("sliding_window", "n_head", "num_layers"),
 )
+"""Numbers with which no model computes unless they are positive."""
+_NUMBERS = (*_COUNTS, "max_position_embeddings", "n_positions")
 _OBJECTS = ("rope_scaling", "rope_parameters", "text_config", "id2label", "label2id")
 _FORMATS = ("dtype", "torch_dtype")
 _FORMAT = re.compile(r"(torch\.)?((bfloat|float|u?int)\d\w*|half|float|double|auto)")
@@ -95,7 +93,7 @@ def _problem(key: str, value: object) -> str:
             return "; it must be a number, without quotes"
         case str() if key in _FORMATS and not _FORMAT.fullmatch(value):
             return ", which is no number format of torch, such as 'bfloat16'"
-        case int() if key in _COUNTS and value < 1:
+        case int() | float() if key in _COUNTS and value <= 0:
             return "; it must be more than 0"
         case int() | float() if _DROPOUT.search(key) and not 0 <= value <= 1:
             return "; it must be a share between 0 and 1"
