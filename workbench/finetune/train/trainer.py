@@ -12,6 +12,7 @@ longer calls a hook:
 | `_move_model_to_device` | shards cannot be moved; the public switch is a property of a class |
 | `_init_training_state` | sets the step and the epoch that a resumed run continues from |
 | `_run_epoch` | makes the library skip the rows of a resumed epoch that are trained already |
+| `_prepare_input` | the library waits for the device at each tensor that it copies there |
 | `_clip_grad_norm` | techniques clip their shards, and DeepSpeed's engine clips by itself |
 | `_get_grad_norm` | the library reads the norm of DeepSpeed's engine, and waits for the device |
 | `_maybe_log_save_evaluate` | the library reads each loss at once, and waits for all ranks |
@@ -308,6 +309,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def counted_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a micro-batch with the mask of the tokens that the model reads."""
         return inputs
+
+    def _prepare_input(self, data: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            data = data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         if "position_ids" in inputs:
