@@ -73,14 +73,13 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self._waits = waits
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tree_leaves((args, kwargs or {}))
         on_device = [each for each in given if self._waits.has(each)]
         name = str(func.overloadpacket).rpartition(".")[2]
         by_mask = name.startswith("index") and any(
-            isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in tree_leaves(args[1:2])
+            isinstance(each, torch.Tensor) and each.dtype == torch.bool
+            for each in tree_leaves(args[1:2])
         )
         if on_device and (name in _READS or by_mask):
             self._waits.note(name)
@@ -97,12 +96,12 @@ class _Methods(TorchFunctionMode):
         super().__init__()
         self._waits = waits
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         name = getattr(func, "__name__", "")
-        to_device = any(each is DEVICE or each == DEVICE for each in (*args[1:], options.get("device")))
+        to_device = any(
+            each is DEVICE or each == DEVICE for each in (*args[1:], options.get("device"))
+        )
         if name == "to" and to_device and not self._waits.has(args[0]):
             if not options.get("non_blocking"):
                 self._waits.note("to")

@@ -295,6 +295,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         **options: Any,
     ) -> Any:
         """Run a forward and a backward pass. The loss stays on the device until a later step."""
+        self.points.begin_micro_batch(model, last=self.accelerator.sync_gradients)
         profiler = self._profiler_now()
         self.clock.see(self.counted_inputs(inputs), profiled=profiler is not None)
         stopwatch = Stopwatch(self.args.device).begin()

@@ -40,11 +40,11 @@ def check_packing(job: FineTuneOptions) -> None:
     """Raise ConfigError for packed rows that an attention would mix."""
     if (
         job.packing
-        and job.attn_implementation == "flash_attention_2"
+        and job.attn_implementation in ("flash_attention_2", "flash_attention_3")
         and job.per_device_train_batch_size > 1
     ):
         raise ConfigError(
-            "packing with attn_implementation 'flash_attention_2' keeps texts "
+            f"packing with attn_implementation '{job.attn_implementation}' keeps texts "
             "apart in one row alone, and per_device_train_batch_size is "
             f"{job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
         )
