@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.attention import choice, use_attention
 from workbench.finetune.model.layers import leave_casts_to_autocast
 from workbench.finetune.techniques.on_pods.sharding import shard_model
 from workbench.finetune.techniques.registry import technique_of
@@ -38,6 +41,7 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads))
 
 
+ONE_ROW = {"per_device_train_batch_size": 1}
 IDS = torch.arange(24).reshape(2, 12)
 
 
@@ -160,3 +164,90 @@ def test_adapters_take_their_inputs_as_autocast_has_them_with_equal_losses() -> 
     assert losses[True][-1] < losses[True][0]
     # Without the option, the input of each of the 14 layers is converted twice.
     assert counts[True] <= counts[False] - 14
+
+
+def test_zero3_gathers_the_experts_of_a_layer_together() -> None:
+    from deepspeed.utils import get_z3_leaf_modules
+    from transformers import (
+        MixtralConfig,
+        MixtralForCausalLM,
+        SwitchTransformersConfig,
+        SwitchTransformersForConditionalGeneration,
+    )
+
+    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "vocab_size": 32}
+    switch = SwitchTransformersForConditionalGeneration(
+        SwitchTransformersConfig(
+            num_layers=2,
+            num_decoder_layers=2,
+            num_sparse_encoder_layers=2,
+            num_sparse_decoder_layers=2,
+            num_experts=4,
+            **sizes,
+        )
+    )
+    job = FineTune(technique="zero3")
+    technique_of("zero3").wrap(switch, job, gpus=0, parts=lambda *_: [])
+    leaves = get_z3_leaf_modules(switch)
+    assert {type(leaf).__name__ for leaf in leaves} == {"SwitchTransformersExperts"}
+    assert all(len(list(leaf.children())) == 4 for leaf in leaves)
+    # The experts of Mixtral are stacked in one module.
+    config = MixtralConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        vocab_size=32,
+    )
+    mixtral = MixtralForCausalLM(config)
+    technique_of("zero3").wrap(mixtral, job, gpus=0, parts=lambda *_: [])
+    assert get_z3_leaf_modules(mixtral) == []
+
+
+@pytest.mark.parametrize(
+    ("supports", "job", "flash", "chosen"),
+    [
+        ((True, True), {}, True, "flash_attention_2"),
+        ((True, True), {}, False, "sdpa"),
+        ((False, True), {}, True, "sdpa"),
+        ((True, True), {"precision": "fp32"}, True, "sdpa"),
+        (
+            (True, True),
+            {"packing": True, "per_device_train_batch_size": 1},
+            True,
+            "flash_attention_2",
+        ),
+        ((True, True), {"packing": True}, True, "flex_attention"),
+        ((True, True), {"packing": True}, False, "flex_attention"),
+        ((True, False), {"packing": True}, False, "sdpa"),
+        ((True, True), {"sequence_parallel": 2, "technique": "ddp"}, True, "sdpa"),
+    ],
+)
+def test_an_open_attention_is_chosen_by_the_pod_the_model_and_the_rows(
+    supports: tuple[bool, bool], job: dict[str, Any], flash: bool, chosen: str
+) -> None:
+    flash_too, flex_too = supports
+    model = SimpleNamespace(
+        config=SimpleNamespace(_attn_implementation="sdpa"),
+        _supports_flash_attn=flash_too,
+        _supports_flex_attn=flex_too,
+    )
+    asked = FineTune(**{"model": "tiny-llama", "precision": "bf16", **job})
+    assert choice(model, asked, flash=flash) == chosen
+    model.config._attn_implementation = "eager"  # the maker's choice
+    assert choice(model, asked, flash=flash) == "eager"
+
+
+def test_a_cpu_keeps_its_attention_and_what_a_pod_lacks_is_named() -> None:
+    model = llama()
+    assert use_attention(model, FineTune(model="tiny-llama", packing=True), gpus=0) == ""
+    assert model.config._attn_implementation == "sdpa"
+    for name, package in (
+        ("flash_attention_2", "flash-attn"),
+        ("flash_attention_3", "flash-attn-3"),
+    ):
+        job = FineTune(model="tiny-llama", precision="bf16", attn_implementation=name)
+        with pytest.raises(ConfigError, match=f"needs the package {package}, which this pod lacks"):
+            use_attention(model, job, gpus=1)

@@ -52,6 +52,13 @@ class Unmasked(FineTuner):
 
 
 def waits_of(name: str, root: Path, trainer_class: type[FineTuner]) -> list[str]:
+    waits = Waits()
+    trainer = trained(name, root, trainer_class, waits)
+    assert trainer.state.global_step == LAST + 2
+    return waits.seen
+
+
+def trained(name: str, root: Path, trainer_class: type[FineTuner], waits: Waits) -> FineTuner:
     rows = list(mini_rows(0, 64))
     tokenizer = tiny.tokenizer_for_all(name, rows)
     model = tiny.make(name, tokenizer, 0)
@@ -61,7 +68,6 @@ def waits_of(name: str, root: Path, trainer_class: type[FineTuner]) -> list[str]
         source, target = tokenizer(row.source).input_ids, tokenizer(row.target).input_ids
         labels = [-100] * len(source) + target if causal else target
         encoded.append({"input_ids": source + target if causal else source, "labels": labels})
-    waits = Waits()
     for weight in model.parameters():
         waits.put(weight)
     clock = StepMeter(causal=causal)
@@ -102,12 +108,26 @@ def waits_of(name: str, root: Path, trainer_class: type[FineTuner]) -> list[str]
     clock.resume()
     with waits.watch():
         trainer.train()
-    assert trainer.state.global_step == LAST + 2
-    return waits.seen
+    return trainer
 
 
 def test_a_step_that_is_not_logged_waits_for_no_device(tmp_path: Path) -> None:
     assert waits_of("tiny-llama", tmp_path, Unmasked) == []
+
+
+def test_rows_that_are_read_ahead_train_alike(tmp_path: Path) -> None:
+    class ReadsAhead(FineTuner):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.reads_ahead = True
+
+    losses = []
+    for trainer_class in (FineTuner, ReadsAhead):
+        trainer = trained("tiny-llama", tmp_path / trainer_class.__name__, trainer_class, Waits())
+        losses.append([entry["train_loss"] for entry in trainer.state.log_history[-1:]])
+        weights = [weight.detach().sum() for weight in trainer.model.parameters()]
+        losses[-1] += [float(each) for each in weights]
+    assert losses[0] == losses[1]
 
 
 def test_only_a_mask_of_the_library_waits_in_a_step_of_an_encoder_decoder(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def use_attention(model: Any, job: FineTune, *, gpus: int) -> str:
         return f"attention {name} in place of {own}: attn_implementation is left open"
     if job.packing and own in ("sdpa", "eager"):
         return (
-            f"{own} computes packed rows under a dense mask, at the cost of a row's length squared. "
+            f"{own} computes packed rows under a dense mask, at the cost of their length squared. "
             "flash-attn on the pods, or a model with flex_attention, costs less"
         )
     return ""

@@ -59,6 +59,7 @@ from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.step_hooks import TechniquePoints
 from workbench.finetune.techniques.technique import Technique
+from workbench.finetune.train.ahead import Ahead
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
@@ -148,6 +149,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
         """Figures of every evaluation of the process, by step."""
+        self._ahead: Ahead | None = None  # rows of the present epoch
         self.write_model: Callable[[], None] = lambda: None
         """Save the current model; every rank calls the function."""
         self._sums = StepSums()
@@ -165,6 +167,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         super().__init__(args=args, callbacks=trackers, **options)
         args.report_to = reports
         use_no_cache(self.model)
+        self.reads_ahead = self.args.device.type == "cuda"
+        """Whether a thread reads the rows of the next step."""
         is_joined = self.forward_is_collective or self.group > 1
         self._pace = Pace(self.clock, self.args.device, forward_is_own=not is_joined)
         self._losses = StepLosses(
@@ -274,7 +278,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         every rank's own work.
         """
         with self._pace.rows():
-            batches = list(islice(epoch_iterator, num_batches))
+            batches = self._rows_of(epoch_iterator, num_batches)
         if not batches:
             return batches, None
         labels = [batch["labels"] for batch in batches if "labels" in batch]
@@ -286,6 +290,16 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if not labels:
             return batches, None
         return batches, tokens.to(device)
+
+    def _rows_of(self, epoch: Iterator[Any], count: int) -> list[Any]:
+        """Return the next micro-batches of an epoch; a GPU finds rows that were read before."""
+        if not self.reads_ahead:
+            return list(islice(epoch, count))
+        if self._ahead is None or self._ahead.batches is not epoch:
+            if self._ahead is not None:
+                self._ahead.close()
+            self._ahead = Ahead(epoch, self.args.device)
+        return self._ahead.take(count)
 
     def training_step(
         self,
