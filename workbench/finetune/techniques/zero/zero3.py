@@ -93,7 +93,8 @@ class Zero3(Zero):
         for module in model.modules():
             # Ranks call the experts of their own tokens. A layer's experts are gathered together,
             # or ranks would wait for each other. Stacked experts are one module anyway.
-            if "Expert" in type(module).__name__ and any(True for _ in module.children()):
+            apart = any(next(child.parameters(), None) is not None for child in module.children())
+            if apart and "Expert" in type(module).__name__:
                 set_z3_leaf_module(module, True)
 
     def clean_pod(self, config: Mapping[str, Any] | None) -> None:
