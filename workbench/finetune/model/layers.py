@@ -206,7 +206,7 @@ def leave_casts_to_autocast(model: nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False
+            vars(module)["cast_input_dtype_enabled"] = False
 
 
 def _to_save(model: nn.Module, names: Sequence[str], owners: Owners) -> list[str]:

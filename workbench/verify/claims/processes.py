@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.rundir.paths import TRACE
 from workbench.verify.claims.jobs import llama, tiny
 from workbench.verify.claims.techniques import on_device
 from workbench.verify.figures import Broken, at_most
@@ -30,6 +29,7 @@ WAITS = (
     "Memcpy DtoH (Device -> Pageable)",
 )
 """Names in a trace. A copy of pageable memory waits too."""
+_TRACE = "trace.json.gz"
 _PATIENCE_S = 10.0
 _LEAST_CORES = 2
 
@@ -56,7 +56,7 @@ def waits_in(trace: Path) -> Mapping[str, int]:
 def _waits(pods: Pods) -> str:
     pods.need_gpus("the host of a CPU waits for no device")
     run = pods.train(llama(pods, "ddp", trace_steps=1, logging_steps=100))
-    traces = list(run.path.rglob(TRACE))
+    traces = list(run.path.rglob(_TRACE))
     if not traces:
         raise Broken(f"{run.id} wrote no trace")
     counts = waits_in(traces[0])

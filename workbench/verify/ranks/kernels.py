@@ -150,6 +150,7 @@ def growing_blocks() -> bool:
 
     grow_segments()
     held = torch.empty(64 << 20, dtype=torch.uint8, device=_device())
-    segments = torch.cuda.memory_snapshot()
+    memory: Any = torch.cuda.memory
+    segments = memory.memory_snapshot()
     del held
     return any(segment.get("is_expandable") for segment in segments)

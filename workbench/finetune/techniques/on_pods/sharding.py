@@ -60,7 +60,7 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
         "offload_policy": offload,
     }
     keep = options.shard == "grads"
-    compiler = {
+    compiler: dict[str, Any] = {
         name: job.training[f"torch_compile_{name}"]
         for name in ("backend", "mode")
         if f"torch_compile_{name}" in job.training
