@@ -52,6 +52,26 @@ def row(
     )
 
 
+def test_a_plan_for_gpus_proposes_options_that_the_job_leaves_out() -> None:
+    fits = row("ddp", 3.0, "fits", best=True)
+    llama = FineTune(model="tiny-llama")
+    assert replace(table(fits), job=llama).proposals == ()  # CPUs
+    assert list(table(fits, gpu=80.0).proposals) == []  # Liger has no kernels for a T5
+    assert "use_liger_kernel" in to_text(plan_doc(replace(table(fits, gpu=80.0), job=llama)))
+    large = table(row("ddp", 90.0, "does not fit"), gpu=80.0)
+    (liger, recompute) = replace(large, job=llama).proposals
+    assert "use_liger_kernel" in liger and "gradient_checkpointing=True with" in recompute
+    job = FineTune(
+        model="tiny-llama",
+        gradient_checkpointing=True,
+        training={"use_liger_kernel": True},
+    )
+    (policy,) = replace(table(fits, gpu=80.0), job=job).proposals
+    assert "checkpoint_policy='matmuls' recomputes no matrix products" in policy
+    job = job.replace(checkpoint_policy="matmuls")
+    assert list(replace(table(fits, gpu=80.0), job=job).proposals) == []
+
+
 def test_a_plan_states_whether_the_size_of_a_process_was_measured() -> None:
     assumed = to_text(plan_doc(table(row("ddp", 3.0, "fits"))))
     assert "assumed: 0.57 GiB a process. cluster.plan(job) takes a measured size" in assumed

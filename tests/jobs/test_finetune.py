@@ -178,8 +178,8 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             sentence("zero2' or 'ddp' (4-bit weights are small"),
         ),
         (
-            {"technique": "fsdp", "torch_compile": True},
-            sentence("torch_compile with technique 'fsdp' is not offered"),
+            {"technique": "fsdp", "fsdp": {"reduce": "step"}},
+            sentence("fsdp reduce 'step' is for several micro-batches", "drop one"),
         ),
         (
             {"device_map": "auto"},
@@ -319,7 +319,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             + sentence("is not offered"),
         ),
         (
-            {"attn_implementation": "flash_attention_3"},
+            {"attn_implementation": "flash_attention_4"},
             sentence("or 'flash_attention_2' where the pods have flash-attn")
             + sentence("is not offered"),
         ),

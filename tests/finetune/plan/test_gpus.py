@@ -43,12 +43,12 @@ def least(
 
 
 def test_numbers_of_gpus_double_up_to_a_full_pod_and_then_count_full_pods() -> None:
-    # Nine tenths of a GPU hold its part of 160 GiB, and 1 GiB more.
+    # Nine tenths of a GPU hold its part of some 140 GiB, and 1 GiB more.
     sizes = (160, 100, 50, 24, 14, 10)
     assert least(*sizes) == [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 3)]
     # A pod with six GPUs is full before eight.
     assert least(50, 31, 18, gpus_on_pod=6) == [(4, 1), (6, 1), (6, 2)]
-    assert least(24, gpus_on_pod=1, most_pods=16) == [(1, 8)]
+    assert least(24, gpus_on_pod=1, most_pods=16) == [(1, 7)]
     # A pod more than allowed would do.
     assert least(14, most_pods=1) == [(None, 0)]
 

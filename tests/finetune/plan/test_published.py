@@ -51,6 +51,9 @@ def planned(published: Published, folder: Path) -> PlanRow:
     setting = setting_of(job, pods=published.pods, gpus=published.gpus, model=config)
     if not published.pieces:
         setting = replace(setting, in_pieces=False)
+    if job.technique == "fsdp" and job.optimizer == "adamw":
+        # These runs updated tensor by tensor, or all tensors at once, without torch's fused kernel.
+        setting = replace(setting, update_bytes=4.0)
     if published.answers is not None:
         beams, tokens = published.answers
         width = int(str(config["num_heads"])) * int(str(config["d_kv"]))

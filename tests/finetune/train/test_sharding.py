@@ -64,6 +64,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         more={"on_pod": 2},
         per_device_train_batch_size=3,
     )
+    thrice = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}
+    add("once", 2, technique="fsdp", fsdp={"reduce": "step"}, **thrice)
+    add(
+        "compiled",
+        2,
+        technique="fsdp",
+        torch_compile=True,
+        training={"torch_compile_backend": "aot_eager"},
+    )
     add("no-pods", 2, technique="fsdp", fsdp={"shard": "hybrid"})
     # Groups that are no pods, and what has at least so many parameters by itself.
     group = {"shard": "hybrid", "group": 2, "layer_parameters": 40_000}
@@ -123,6 +132,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         ("grads", "single"),
         ("hybrid", "single"),
         ("group", "single"),
+        ("once", "single"),
+        ("compiled", "single"),
         ("offload-1", "single"),
         ("offload-2", "single"),
         ("llama", "llama-single"),

@@ -56,6 +56,7 @@ PRIVATE = {
         "_inner_training_loop",
         ("resume_from_checkpoint=",),
     ),
+    "_prepare_input": Hook(("data",), "_prepare_inputs", ("inputs",)),
     "_clip_grad_norm": Hook(("model",), "_run_epoch", ("model",)),
     "_get_grad_norm": Hook(("model", "grad_norm"), "_run_epoch", ("model", "grad_norm=")),
     "_maybe_log_save_evaluate": Hook(

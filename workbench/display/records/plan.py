@@ -45,8 +45,9 @@ def plan_doc(table: PlanTable) -> Doc:
     )
     measured = [*map(Note, _measured(table))]
     what = Note(_what(table))
-    moved = _transfers(table)
-    blocks: list[Block] = [Table(_grid(table)), what, *measured, *scheduling, *refused, *moved]
+    proposals = [*map(Note, table.proposals)]
+    blocks: list[Block] = [Table(_grid(table)), what, *measured, *scheduling, *refused, *proposals]
+    blocks += _transfers(table)
     return Doc(
         blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True
     )
@@ -118,7 +119,7 @@ def gpus_doc(table: GpuTable) -> Doc:
         whole=titles,
         caption=caption,
     )
-    return Doc(blocks=[Table(grid), Note(note)], full=True)
+    return Doc(blocks=[Table(grid), Note(note), *map(Note, table.proposals)], full=True)
 
 
 def _grid(table: PlanTable) -> Grid:

@@ -21,7 +21,7 @@ from workbench.base.words import pluralize
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.files.opened import named_errors, quiet
 from workbench.finetune.model.files.saving import whole
-from workbench.finetune.model.layers import with_lora
+from workbench.finetune.model.layers import leave_casts_to_autocast, with_lora
 from workbench.finetune.model.load import Loaded, trained_dtype
 from workbench.finetune.model.targets import adapted_weights, left_out, stacked_weights
 from workbench.finetune.model.tied import Owners, check_alone, tied_weights
@@ -30,6 +30,7 @@ from workbench.finetune.options.model.folders import ADAPTERS
 from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
 from workbench.finetune.options.refusals.adapters import unpacked
 from workbench.finetune.techniques.on_pods.tensor import whole_numel
+from workbench.finetune.techniques.registry import technique_of
 
 WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
@@ -85,6 +86,8 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
         # New adapters were checked before they were made.
         _check_adapted(loaded.model, owners, f"the adapters in {options.resume_from} adapt")
     _hold_trained(loaded.model, trained_dtype(job))
+    if job.number_format in ("bf16", "fp16") and technique_of(job.technique).autocasts:
+        leave_casts_to_autocast(loaded.model)
     left = left_out(loaded.model) if options.target_modules == ALL_LINEAR else []
     if not left:
         return loaded

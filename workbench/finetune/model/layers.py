@@ -199,6 +199,16 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     return adapted
 
 
+def leave_casts_to_autocast(model: nn.Module) -> None:
+    """Let autocast alone convert the inputs of adapters.
+
+    peft would convert each input to the FP32 of the adapters, and autocast back to the half format.
+    """
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            vars(module)["cast_input_dtype_enabled"] = False
+
+
 def modules_to_save(model: nn.Module, names: Sequence[str], owners: Owners) -> list[str]:
     """Return the full names of the modules to train as a whole.
 

@@ -19,7 +19,7 @@ from workbench.base.record import (
     Text,
     Unit,
 )
-from workbench.finetune.options.choices import Shard
+from workbench.finetune.options.choices import Reduce, Shard
 from workbench.finetune.options.renamed_options import LORA
 
 ALL_LINEAR = "all-linear"
@@ -143,6 +143,8 @@ class Fsdp(Record):
     """
     reduce_in_fp32: bool = True
     """Whether to sum gradients in FP32 if the arithmetic is bf16 or fp16."""
+    reduce: Reduce = "micro_batch"
+    """One of `Reduce`: when the ranks add up their gradients."""
     offload: bool = False
     """Keep and update parameters, gradients and optimizer states in host memory.
 

@@ -21,6 +21,12 @@ Shard = Literal["full", "grads", "hybrid"]
 - `grads`: gradients and optimizer states. Parameters stay whole between forward and backward.
 - `hybrid`: as `full` within a pod, with a replica on each pod.
 """
+Reduce = Literal["micro_batch", "step"]
+"""Time of the sum of the gradients over the ranks under `fsdp`.
+
+- `micro_batch`: after each micro-batch. A rank keeps the gradients of its shard alone.
+- `step`: once a step. A rank keeps whole gradients, and sends less under gradient accumulation.
+"""
 LossOn = Literal["answer", "all"]
 """Tokens that a causal model learns from."""
 CheckpointPolicy = Literal["matmuls"]
@@ -39,12 +45,14 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 """Number format of the training arithmetic."""
 Communication = Literal["fp32", "bf16"]
 """Number format of gradients sent to other ranks."""
-Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"]
 """Attention implementation of transformers that a model uses.
 
 - `eager`: plain tensor operations. Every model supports `eager`.
 - `sdpa`: torch's scaled dot product attention.
 - `flash_attention_2`: package flash-attn, required on pods with GPUs. Only for bf16 and fp16.
+- `flash_attention_3`: package flash-attn-3, on GPUs of the Hopper generation or later.
+- `flex_attention`: torch's compiled attention, on GPUs. Packed rows need no dense mask.
 """
 Sampling = Literal["random", "group_by_length"]
 """Order of training rows, by transformers' names. A seed yields the same order on all ranks.

@@ -294,12 +294,16 @@ class FineTuneOptions(Record):
     Default None: only the inputs of the layers.
     """
     attn_implementation: Attention | None = None
-    """One of `Attention`. Default None: transformers' choice for the model, mostly `sdpa`."""
+    """One of `Attention`.
+
+    Default None: transformers' choice for the model, mostly `sdpa`. In place of `sdpa`, GPUs take
+    flash-attn in bf16 and fp16 if the pods have the package, and `flex_attention` for packed rows.
+    """
     torch_compile: bool = False
     """Compile the model with `torch.compile`.
 
-    Pods need a C++ compiler, and compilation takes time. Not with `fsdp`, and without a FLOPS
-    profile.
+    Pods need a C++ compiler, and compilation takes time. `fsdp` compiles its layers one by one. A
+    compiled run has no FLOPS profile.
     """
     training: Mapping[str, object] = Field(default_factory=dict)
     """Further TrainingArguments of transformers by name, such as `{"neftune_noise_alpha": 5}`."""

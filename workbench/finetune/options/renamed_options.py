@@ -205,9 +205,7 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "attn_implementation": {
-        **dict.fromkeys(
-            ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers"), _ATTENTION
-        ),
+        **dict.fromkeys(("flash_attention_4", "xformers"), _ATTENTION),
     },
     "precision": _by_name(
         {

@@ -14,7 +14,7 @@ from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.plan import as_planned, row_of, tokens_of, traced
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import arithmetic_of, setting_of
-from workbench.finetune.plan.table import PlanRow
+from workbench.finetune.plan.table import PlanRow, proposals_of
 from workbench.finetune.techniques.registry import by_preference, technique_of
 from workbench.finetune.techniques.sizes import Trace
 
@@ -65,6 +65,11 @@ class GpuTable(Displayable):
     gpus_on_pod: int
     most_pods: int
     rows: Sequence[GpuRow]
+
+    @property
+    def proposals(self) -> Sequence[str]:
+        """Options for GPUs that the job leaves out, in sentences."""
+        return proposals_of(self.job, fits=any(row.plan is not None for row in self.rows))
 
     def row(self, kind: str) -> GpuRow:
         for row in self.rows:

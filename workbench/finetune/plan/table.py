@@ -10,6 +10,7 @@ from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
 from workbench.base.words import pluralize
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.model.models import model_family
 from workbench.finetune.plan.transfers import Transfer
 from workbench.finetune.techniques.sizes import Memory
 
@@ -79,6 +80,39 @@ class PlanRow:
         return None if self.host is None else self.host.total / GIB
 
 
+def proposals_of(job: FineTune, *, fits: bool) -> Sequence[str]:
+    """Return options for GPUs that a job leaves out, in sentences.
+
+    Example:
+        >>> job = FineTune(model="tiny-llama", gradient_checkpointing=True)
+        >>> len(proposals_of(job, fits=True)), len(proposals_of(job, fits=False))
+        (2, 1)
+    """
+    found = []
+    # Liger has no kernels for encoder-decoders.
+    causal = model_family(job.model) != "encoder-decoder"
+    if causal and not job.training.get("use_liger_kernel"):
+        found.append(
+            "training={'use_liger_kernel': True} computes norms and activations in fused kernels, "
+            "if the pods have liger-kernel and Liger knows the model's family. The plan counts no "
+            "savings."
+        )
+    policy = "checkpoint_policy='matmuls'"
+    if job.torch_compile or job.checkpoint_policy:
+        return found
+    if job.gradient_checkpointing and fits:
+        found.append(
+            f"{policy} recomputes no matrix products, for more memory. A plan with the option "
+            "shows whether the job still fits."
+        )
+    elif not job.gradient_checkpointing and not fits:
+        found.append(
+            f"gradient_checkpointing=True with {policy} keeps only the outputs of matrix products. "
+            "Without the policy, only the inputs of layers are kept."
+        )
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTable(Displayable):
     """Predicted need of a job under every technique."""
@@ -110,6 +144,13 @@ class PlanTable(Displayable):
     def cheapest(self) -> PlanRow | None:
         """Fitting row with the least network traffic. None: no row fits."""
         return next((row for row in self.rows if row.cheapest), None)
+
+    @property
+    def proposals(self) -> Sequence[str]:
+        """Options for GPUs that the job leaves out, in sentences. Empty: none, or CPUs."""
+        if self.gpu_memory_gib is None:
+            return ()
+        return proposals_of(self.job, fits=self.cheapest is not None)
 
     @property
     def moved(self) -> PlanRow | None:

@@ -47,6 +47,13 @@ def shifted(labels: torch.Tensor, causal: bool) -> torch.Tensor:
     return functional.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
 
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values of the host on a device. The host does not wait for the device."""
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def returns_scores(model: Any) -> bool:
     """Return whether a model returns the scores of its output layer unchanged.
 
@@ -131,7 +138,7 @@ class LeanLoss:
         learned = targets.flatten()[positions]
         self._smoothing = smoothing
         self._counts_right = counts_right
-        with self.at(_sent(positions, device), _sent(learned, device), targets.shape):
+        with self.at(sent(positions, device), sent(learned, device), targets.shape):
             yield
 
     @contextmanager
@@ -302,9 +309,3 @@ def _format(hidden: torch.Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return hidden.dtype
-
-
-def _sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" and not values.is_cuda:
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)

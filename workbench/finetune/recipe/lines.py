@@ -24,6 +24,7 @@ LINE_TOKENS = 512
 
 The scores of longer lines would cost more than the padding that they save.
 """
+_FLASH = ("flash_attention_2", "flash_attention_3")
 _MASKED = ("t5", "mt5", "umt5")
 """Model types of encoder-decoders whose rows can be separated by masks."""
 
@@ -58,7 +59,7 @@ def line_tokens(model: Any, training: Mapping[str, object]) -> int | None:
     if "position_ids" not in signature(model.forward).parameters:
         return None
     # FlashAttention scores only pairs of tokens of the same row, and reads a single line.
-    return sys.maxsize if attention == "flash_attention_2" else LINE_TOKENS
+    return sys.maxsize if attention in _FLASH else LINE_TOKENS
 
 
 class Lines:

@@ -37,6 +37,11 @@ class ShardedPoints(TechniquePoints):
 
     def __init__(self, job: FineTuneOptions) -> None:
         self._scales = job.precision == "fp16"
+        self._reduces_once = Options.from_dict(job.fsdp).reduce == "step"
+
+    def begin_micro_batch(self, model: Any, *, last: bool) -> None:
+        if self._reduces_once:
+            model.set_requires_gradient_sync(last)
 
     def scaler(self, device: Any) -> Any:
         from workbench.finetune.techniques.on_pods.sharding import ShardScaler
@@ -88,10 +93,10 @@ class FSDP(Plain):
                 f"optimizer '{job.optimizer}' does not know sharded "
                 "tensors; use 'adamw' with 'fsdp', or 'zero2'"
             )
-        if job.torch_compile:
+        if options.reduce == "step" and job.gradient_accumulation_steps == 1:
             raise ConfigError(
-                "torch_compile with technique 'fsdp' is not "
-                "offered: drop it, or use 'ddp' or a ZeRO stage"
+                "fsdp reduce 'step' is for several micro-batches in a step, and "
+                "gradient_accumulation_steps is 1; drop one"
             )
         super().refuse(job)
 
@@ -126,15 +131,21 @@ class FSDP(Plain):
 
         shard_model(model, job, gpus=gpus, parts=parts)
 
-    def training_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        # The fused update used twice as much memory in a measured run on CPUs. The layers are
-        # gathered in the half format; autocast would convert a second time.
-        optimizer = str(options["optim"]).removesuffix("_fused")
+    def training_options(self, job: FineTuneOptions, options: Mapping[str, Any]) -> dict[str, Any]:
+        optimizer = str(options["optim"])
+        # The fused update used twice as much memory in a measured run on CPUs.
+        if options["use_cpu"] or Options.from_dict(job.fsdp).offload:
+            optimizer = optimizer.removesuffix("_fused")
         return {
             **options,
             "optim": optimizer,
+            # The layers are gathered in the half format; autocast would convert a second time.
             "bf16": False,
             "fp16": False,
+            # `wrap` has compiled the layers.
+            "torch_compile": False,
+            "torch_compile_backend": None,
+            "torch_compile_mode": None,
         }
 
     def points(self, job: FineTuneOptions) -> TechniquePoints:
@@ -164,8 +175,9 @@ class FSDP(Plain):
         if job.communication:
             reduce_bytes = 4 if job.communication == "fp32" else 2
         update_bytes = plain.update_bytes
-        if job.optimizer == "adamw":
-            update_bytes = 4.0 if plain.gpu and not options.offload else 8.0
+        # On the host the update is not fused.
+        if job.optimizer == "adamw" and (options.offload or not plain.gpu):
+            update_bytes = 8.0
         return replace(
             plain,
             compute_bytes=2 if half else 4,
@@ -174,6 +186,7 @@ class FSDP(Plain):
             offload=("optimizer", "parameters") if options.offload and plain.gpu else (),
             gathers_all=options.shard == "grads",
             reduce_bytes=reduce_bytes,
+            reduces_once=options.reduce == "step",
         )
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
@@ -197,6 +210,9 @@ class FSDP(Plain):
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         gathered = _gathered(setting, trace, moment)
+        # Every rank adds up the whole gradients of the micro-batches.
+        if setting.reduces_once:
+            gathered += float(setting.reduce_bytes * trace.trained)
         if setting.offload:
             return 0.0, gathered
         whole, _ = super().backward(setting, trace, moment)

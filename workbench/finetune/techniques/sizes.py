@@ -295,6 +295,8 @@ class Setting:
     """Elements of a rank's weights that stay in memory, at most, despite an offload to a disk."""
     reduce_bytes: int = 4
     """Bytes of a gradient in messages to other ranks."""
+    reduces_once: bool = False
+    """Whether a rank keeps whole gradients until the last micro-batch of a step."""
     sequences: float = 1.0
     """Sequences that the model reads for a row: 2 for a pair of answers."""
     reference_bytes: int = 0

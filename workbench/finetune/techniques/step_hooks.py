@@ -32,6 +32,9 @@ class TechniquePoints:
         """Return the wrapped model. By itself, accelerate wraps a model in DDP."""
         return type(accelerator).prepare_model(accelerator, model, **options)
 
+    def begin_micro_batch(self, model: Any, *, last: bool) -> None:
+        """Prepare the model for a micro-batch; `last` is the last micro-batch of its step."""
+
     def clip(self, trainer: Any, model: Any) -> Any:
         """Clip the gradients and return their norm before clipping."""
         return trainer.clip_by_library(model)

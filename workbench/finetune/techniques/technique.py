@@ -245,11 +245,12 @@ class Technique(ABC):
         """
         del model, job, gpus, parts
 
-    def training_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def training_options(self, job: FineTuneOptions, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the Trainer's options.
 
         `options` are for a job whose model the Trainer itself wraps.
         """
+        del job
         return dict(options)
 
     def points(self, job: FineTuneOptions) -> TechniquePoints:

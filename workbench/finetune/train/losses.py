@@ -20,6 +20,7 @@ import torch
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.records import EndedWithAnother
 from workbench.base.errors import RunError
+from workbench.finetune.recipe.lean_loss import sent
 from workbench.finetune.train.measure.pace import Pace
 
 _TOKENS, _STOP, _LEAVE, _BALANCE, _BALANCED, _FIRST_LOSS = range(6)
@@ -156,7 +157,7 @@ class StepLosses:
         """
         if self._apart:
             self._own_s += filter(None, [self._pace.take()])
-            return torch.tensor(tokens, device=self._device)
+            return torch.full((), tokens, device=self._device)
         return self._add_up(tokens)[_TOKENS].to(torch.int64)
 
     def keep(self, ended: EndedStep) -> None:
@@ -194,7 +195,7 @@ class StepLosses:
         values[_TOKENS] = tokens
         values[_STOP], values[_LEAVE] = self._asked()
         values[_FIRST_LOSS + count + ranks.rank()] = self._pace.take()
-        values = values.to(self._device)
+        values = sent(values, self._device)
         if self._ended is not None:
             values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
             values[_BALANCE], values[_BALANCED] = self._balance(self._ended)

@@ -31,6 +31,7 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
+from workbench.finetune.model.attention import use_attention
 from workbench.finetune.model.files.older_form import save_tokenizer
 from workbench.finetune.model.files.opened import check_values
 from workbench.finetune.model.files.saving import Caches, caches_of, save_model
@@ -121,7 +122,8 @@ def _run(work: Assignment) -> None:
     reference = _reference(work, rows, loaded)
     loaded = adapters.attached(loaded, work.job)
     zeros = check_values(loaded.model, work.job.model)
-    for remark in filter(None, (*loaded.remarks, zeros)):
+    attention = use_attention(loaded.model, work.job, gpus=work.gpus)
+    for remark in filter(None, (*loaded.remarks, zeros, attention)):
         note(_as_named(work, remark))
     if tensor is not None:
         tensor.complete(loaded.model)

@@ -12,6 +12,7 @@ longer calls a hook:
 | `_move_model_to_device` | shards cannot be moved; the public switch is a property of a class |
 | `_init_training_state` | sets the step and the epoch that a resumed run continues from |
 | `_run_epoch` | makes the library skip the rows of a resumed epoch that are trained already |
+| `_prepare_input` | the library waits for the device at each tensor that it copies there |
 | `_clip_grad_norm` | techniques clip their shards, and DeepSpeed's engine clips by itself |
 | `_get_grad_norm` | the library reads the norm of DeepSpeed's engine, and waits for the device |
 | `_maybe_log_save_evaluate` | the library reads each loss at once, and waits for all ranks |
@@ -58,6 +59,7 @@ from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.step_hooks import TechniquePoints
 from workbench.finetune.techniques.technique import Technique
+from workbench.finetune.train.ahead import Ahead
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
@@ -147,6 +149,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
         """Figures of every evaluation of the process, by step."""
+        self._ahead: Ahead | None = None  # rows of the present epoch
         self.write_model: Callable[[], None] = lambda: None
         """Save the current model; every rank calls the function."""
         self._sums = StepSums()
@@ -164,6 +167,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         super().__init__(args=args, callbacks=trackers, **options)
         args.report_to = reports
         use_no_cache(self.model)
+        self.reads_ahead = self.args.device.type == "cuda"
+        """Whether a thread reads the rows of the next step."""
         is_joined = self.forward_is_collective or self.group > 1
         self._pace = Pace(self.clock, self.args.device, forward_is_own=not is_joined)
         self._losses = StepLosses(
@@ -273,7 +278,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         every rank's own work.
         """
         with self._pace.rows():
-            batches = list(islice(epoch_iterator, num_batches))
+            batches = self._rows_of(epoch_iterator, num_batches)
         if not batches:
             return batches, None
         labels = [batch["labels"] for batch in batches if "labels" in batch]
@@ -286,6 +291,16 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             return batches, None
         return batches, tokens.to(device)
 
+    def _rows_of(self, epoch: Iterator[Any], count: int) -> list[Any]:
+        """Return the next micro-batches of an epoch; a GPU finds rows that were read before."""
+        if not self.reads_ahead:
+            return list(islice(epoch, count))
+        if self._ahead is None or self._ahead.batches is not epoch:
+            if self._ahead is not None:
+                self._ahead.close()
+            self._ahead = Ahead(epoch, self.args.device)
+        return self._ahead.take(count)
+
     def training_step(
         self,
         model: Any,
@@ -294,6 +309,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         **options: Any,
     ) -> Any:
         """Run a forward and a backward pass. The loss stays on the device until a later step."""
+        self.points.begin_micro_batch(model, last=self.accelerator.sync_gradients)
         profiler = self._profiler_now()
         self.clock.see(self.counted_inputs(inputs), profiled=profiler is not None)
         stopwatch = Stopwatch(self.args.device).begin()
@@ -308,6 +324,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def counted_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a micro-batch with the mask of the tokens that the model reads."""
         return inputs
+
+    def _prepare_input(self, data: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            data = data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         if self.balance is not None:

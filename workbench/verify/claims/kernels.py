@@ -42,6 +42,15 @@ def _flash_attention(pods: Pods) -> str:
     return at_most("loss off sdpa by", off, 0.03)
 
 
+def _flex_attention(pods: Pods) -> str:
+    pods.need_gpus("flex attention trains on GPUs")
+    how = {"packing": True, "precision": "bf16"}
+    run = pods.train(llama(pods, "ddp", attn_implementation="flex_attention", **how))
+    plain = pods.train(llama(pods, "ddp", attn_implementation="sdpa", **how))
+    off = difference(curve(run, "loss"), curve(plain, "loss"))
+    return at_most("loss of packed rows off sdpa by", off, 0.03)
+
+
 def _lean_loss(pods: Pods) -> str:
     # On a GPU pieces are larger, and a piece must not hold all tokens.
     size = (256, 32_000, 2048) if pods.has_gpus else (64, 8_000, 128)
@@ -97,6 +106,7 @@ ROWS = (
     Row("kernels", "sdpa", "sdpa follows eager attention", _sdpa),
     Row("kernels", "flash-in-torch", "torch's own flash kernel agrees with fp32", _flash_in_torch),
     Row("kernels", "flash-attention-2", "flash_attention_2 follows sdpa", _flash_attention),
+    Row("kernels", "flex-attention", "flex_attention follows sdpa", _flex_attention, 180.0),
     Row("kernels", "lean-loss", "the loss in pieces equals the loss of whole scores", _lean_loss),
     Row("kernels", "liger", "Liger's kernels follow the model's own", _liger),
 )

@@ -9,6 +9,7 @@ from workbench.verify.claims.techniques import follows, on_device
 from workbench.verify.figures import Broken, Cannot, engine
 from workbench.verify.pods import Pods
 from workbench.verify.ranks.collectives import held_memory
+from workbench.verify.ranks.kernels import growing_blocks
 from workbench.verify.ranks.models import write_llama
 from workbench.verify.row import Row
 
@@ -121,7 +122,16 @@ def _panel(pods: Pods) -> str:
     return f"{len(peaks)} GPUs in the panel, peak {max(peaks):.2f} GiB"
 
 
+def _growing_blocks(pods: Pods) -> str:
+    pods.need_gpus()
+    returned = pods.call(growing_blocks)
+    if not all(returned):
+        raise Broken("the allocator's blocks do not grow; is PYTORCH_CUDA_ALLOC_CONF set?")
+    return f"on {len(returned)} ranks"
+
+
 ROWS = (
+    Row("memory", "growing-blocks", "blocks of torch's allocator grow", _growing_blocks),
     Row(
         "memory",
         "offload-zero2",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.verify.claims.jobs import tiny
+from workbench.verify.claims.jobs import llama, tiny
 from workbench.verify.claims.techniques import on_device
-from workbench.verify.figures import Broken
+from workbench.verify.figures import Broken, at_most
 from workbench.verify.pods import Pods
 from workbench.verify.ranks.facts import cores_of_rank, how_started
 from workbench.verify.ranks.models import hang_at_second_call
@@ -15,6 +20,16 @@ from workbench.verify.row import Row
 if TYPE_CHECKING:
     from workbench.results import FineTuneRun
 
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "aten::_local_scalar_dense",
+    "Memcpy HtoD (Pageable -> Device)",
+    "Memcpy DtoH (Device -> Pageable)",
+)
+"""Names in a trace. A copy of pageable memory waits too."""
+_TRACE = "trace.json.gz"
 _PATIENCE_S = 10.0
 _LEAST_CORES = 2
 
@@ -29,6 +44,23 @@ def _warm_start(pods: Pods) -> str:
     if result.metrics.get("cuda_before_fork") != 0:
         raise Broken("CUDA was initialized before the fork")
     return f"forked, first step after {result.time_to_first_step_s:.1f} s"
+
+
+def waits_in(trace: Path) -> Mapping[str, int]:
+    """Count the calls of a chrome trace that wait for the device or read from it."""
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        names = Counter(event.get("name") for event in json.load(file)["traceEvents"])
+    return {name: names[name] for name in WAITS}
+
+
+def _waits(pods: Pods) -> str:
+    pods.need_gpus("the host of a CPU waits for no device")
+    run = pods.train(llama(pods, "ddp", trace_steps=1, logging_steps=100))
+    traces = list(run.path.rglob(_TRACE))
+    if not traces:
+        raise Broken(f"{run.id} wrote no trace")
+    counts = waits_in(traces[0])
+    return at_most("calls that wait for the stream in a step", counts[WAITS[0]], 0)
 
 
 def _stalled(pods: Pods) -> tuple[FineTuneRun, Any]:
@@ -90,6 +122,7 @@ ROWS = (
         "a rank with a GPU has two cores, and one for each thread",
         _cores,
     ),
+    Row("processes", "step-without-waits", "a step that is not logged waits for no copy", _waits),
     Row("processes", "stall", "a stalled run ends, and its report names the place", _stall, 180.0),
     Row(
         "processes",

@@ -74,6 +74,22 @@ def _hybrid(pods: Pods) -> str:
     return follows(pods.train(job), pods.train(tiny(pods, "single")))
 
 
+def _compiled(pods: Pods) -> str:
+    if not pods.first.compiler:
+        raise Cannot("the pods have no C++ compiler, and torch.compile needs one")
+    run = pods.train(llama(pods, "fsdp", torch_compile=True))
+    on_device(pods, run)
+    return follows(run, pods.train(llama(pods, "single")))
+
+
+def _reduced_once(pods: Pods) -> str:
+    half = ROWS_A_RANK // 2
+    batch = {"per_device_train_batch_size": half, "gradient_accumulation_steps": 2}
+    run = pods.train(tiny(pods, "fsdp", fsdp={"reduce": "step"}, **batch))
+    on_device(pods, run)
+    return follows(run, pods.train(tiny(pods, "single")))
+
+
 def _sequence_parallel(pods: Pods) -> str:
     pods.need_ranks(2)
     if pods.ranks % 2:
@@ -178,6 +194,15 @@ ROWS = (
         300.0,
     ),  # the first run compiles the host's AdamW
     Row("techniques", "fsdp-hybrid", "fsdp with groups of two ranks follows single", _hybrid),
+    Row(
+        "techniques", "fsdp-compiled", "fsdp with compiled layers follows single", _compiled, 300.0
+    ),
+    Row(
+        "techniques",
+        "fsdp-reduced-once",
+        "fsdp that sums gradients once a step follows single",
+        _reduced_once,
+    ),
     Row("techniques", "local-sgd", "local-sgd reaches about the loss of ddp", _local_sgd, 180.0),
     Row(
         "techniques",

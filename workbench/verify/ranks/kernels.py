@@ -140,3 +140,17 @@ def lean_loss(hidden: int, words: int, tokens: int) -> dict[str, float]:
     figures["loss_off"] = abs(losses["lean"] - losses["whole"]) / losses["whole"]
     figures["gradient_off"] = _off(gradients["lean"], gradients["whole"])
     return figures
+
+
+def growing_blocks() -> bool:
+    """Return whether torch's allocator grows its blocks on this rank, as in a training rank."""
+    import torch
+
+    from workbench.finetune.train.settings import grow_segments
+
+    grow_segments()
+    held = torch.empty(64 << 20, dtype=torch.uint8, device=_device())
+    memory: Any = torch.cuda.memory
+    segments = memory.memory_snapshot()
+    del held
+    return any(segment.get("is_expandable") for segment in segments)

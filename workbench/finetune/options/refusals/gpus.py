@@ -46,8 +46,9 @@ def check_liger(job: FineTuneOptions, gpus: int) -> None:
 
 def check_attention(job: FineTuneOptions, gpus: int) -> None:
     """Raise ConfigError for an attention of the job that CPUs lack."""
-    if not gpus and job.attn_implementation == "flash_attention_2":
-        raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
+    name = job.attn_implementation
+    if not gpus and name not in (None, "eager", "sdpa"):
+        raise ConfigError(f"attn_implementation '{name}' needs GPUs; use 'sdpa' on CPUs")
 
 
 def check_own_attention(job: FineTuneOptions, gpus: int, config: Json) -> None:

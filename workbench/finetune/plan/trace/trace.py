@@ -30,6 +30,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.model.layers import (
     balance_coefficient,
     hidden_matrices,
+    leave_casts_to_autocast,
     recompute,
     with_lora,
 )
@@ -306,6 +307,8 @@ def _step(
     length = request["source"] + request["target"] if causal else request["source"]
     model = make_model(config, request, depth)
     autocast = arithmetic.startswith("autocast-")
+    if autocast:
+        leave_casts_to_autocast(model)
     dtype = HALF.get(arithmetic.removeprefix("autocast-"))
     # Under autocast trained weights stay in FP32. Weights frozen by adapters have the
     # format of the arithmetic.

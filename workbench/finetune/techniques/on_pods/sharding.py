@@ -2,9 +2,9 @@
 
 Only pods import this module, because the module loads torch.
 
-Do not ask the Trainer for FSDP: accelerate 1.15 silently uses plain DDP on CPUs. Gradients are
-sharded after every micro-batch, as under ZeRO-2 and 3: accumulation costs more traffic, but no rank
-holds whole gradients.
+Do not ask the Trainer for FSDP: accelerate 1.15 silently uses plain DDP on CPUs. By default,
+gradients are sharded after every micro-batch, as under ZeRO-2 and 3: accumulation costs more
+traffic, but no rank holds whole gradients.
 """
 
 from __future__ import annotations
@@ -60,10 +60,18 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
         "offload_policy": offload,
     }
     keep = options.shard == "grads"
+    compiler: dict[str, Any] = {
+        name: job.training[f"torch_compile_{name}"]
+        for name in ("backend", "mode")
+        if f"torch_compile_{name}" in job.training
+    }
     frozen = _HALF.get(job.frozen_format, torch.float32)
     # Shard inner layers before their outer layers.
     for layer in reversed(layers):
         _to_format(layer, trained=torch.float32, frozen=frozen)
+        # The hooks that gather a layer's weights stay outside of the compiled code.
+        if job.torch_compile:
+            layer.forward = torch.compile(layer.forward, **compiler)
         fully_shard(layer, reshard_after_forward=not keep, **how)
     # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass, so the
     # rest stays gathered.

@@ -22,7 +22,7 @@ from workbench.finetune.techniques.sizes import (
     states_of,
     weights_of,
 )
-from workbench.finetune.techniques.technique import UPDATE
+from workbench.finetune.techniques.technique import UPDATE, Parts
 from workbench.finetune.techniques.zero.nvme import config as nvme
 from workbench.finetune.techniques.zero.nvme import memory
 from workbench.finetune.techniques.zero.zero import Zero, is_offloaded, states_kept
@@ -85,6 +85,17 @@ class Zero3(Zero):
         from workbench.finetune.techniques.zero.nvme import folders
 
         folders.prepare_folders(config)
+
+    def wrap(self, model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
+        from deepspeed.utils import set_z3_leaf_module
+
+        super().wrap(model, job, gpus=gpus, parts=parts)
+        for module in model.modules():
+            # Ranks call the experts of their own tokens. A layer's experts are gathered together,
+            # or ranks would wait for each other. Stacked experts are one module anyway.
+            apart = any(next(child.parameters(), None) is not None for child in module.children())
+            if apart and "Expert" in type(module).__name__:
+                set_z3_leaf_module(module, True)
 
     def clean_pod(self, config: Mapping[str, Any] | None) -> None:
         from workbench.finetune.techniques.zero.nvme import folders

@@ -1,0 +1,1 @@
+"""Rates, memory and waits of one GPU, beside plain transformers."""
