@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.sshhosts import SSHHost
+from tests.support.haltedruns import JOB, curve, guardian_of, run_for, send
 from tests.support.poll import until
 from tests.support.rankpids import pids_of
-from tests.test_resume import JOB, curve, guardian_of, run_for, send
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, SSHPods
 from workbench.base.errors import ConfigError
 from workbench.pods.bootstrap.machine import free_port
