@@ -258,6 +258,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         MEASURED.extend(["still running after the notebooks:", *left])
+    elif session.exitstatus == pytest.ExitCode.OK:
+        free_memory(session.config)
+
+
+def free_memory(config: pytest.Config) -> None:
+    """Remove the folders of tests that all passed, which take memory.
+
+    Not after each test, as pytest can: a test's patches of `os` may be in place until then.
+    """
+    folder = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    if folder.is_relative_to(MEMORY):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)
