@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +27,10 @@ from workbench.pods.hosts import provision
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 300.0
+# Folders of tests lie in memory where there is room. On a disk a journal waits for each decision,
+# and the tests of journals take four times as long.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 8 << 30
 BROWSER = "tests/browser/"
 pytest.register_assert_rewrite(
     "tests.support.forkedruns"
@@ -79,6 +84,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-processes"):
         sys.addaudithook(refuse_processes)
+    free = shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0
+    if min(free, psutil.virtual_memory().available) > MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def refuse_processes(event: str, _args: object) -> None:
@@ -134,7 +142,7 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     # Keys and sockets of the clusters of this session lie in a folder of its own, and go with it:
     # two sessions never meet, and nothing stays in the user's own folder. The path of a socket has
     # about a hundred bytes, so the folder is not below pytest's.
-    states = tempfile.mkdtemp(prefix="wb-")
+    states = tempfile.mkdtemp(prefix="wb-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
     os.environ["XDG_STATE_HOME"] = states
     # A pod looks for locks of builds where its ops are compiled, and others may build theirs.
     os.environ["TORCH_EXTENSIONS_DIR"] = f"{states}/torch_extensions"
@@ -250,6 +258,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         MEASURED.extend(["still running after the notebooks:", *left])
+    elif session.exitstatus == pytest.ExitCode.OK:
+        free_memory(session.config)
+
+
+def free_memory(config: pytest.Config) -> None:
+    """Remove the folders of tests that all passed, which take memory.
+
+    Not after each test, as pytest can: a test's patches of `os` may be in place until then.
+    """
+    folder = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    if folder.is_relative_to(MEMORY):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,12 +172,18 @@ class Book:
         )
 
     def restart(self) -> None:
-        """Restart the kernel from the menu's command, and say yes."""
-        self._command("notebook:restart-kernel")
+        """Restart the kernel from the menu's command, say yes, and wait until that is done."""
+        self.page.evaluate(
+            """() => {
+                window.restarted = false;
+                window.jupyterapp.commands.execute('notebook:restart-kernel').then(
+                    () => { window.restarted = true; });
+            }"""
+        )
         self.page.get_by_role("button", name="Confirm Kernel Restart").or_(
             self.page.locator(".jp-Dialog button.jp-mod-accept")
         ).first.click()
-        time.sleep(1)
+        self.page.wait_for_function("window.restarted", timeout=LEAST_S * 1000, polling=300)
         self.wait_idle(60)
 
     def saved(self) -> Any:

@@ -129,7 +129,7 @@ def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[...
     for theme in ("light", "dark"):
         book._theme(theme)
         found[theme] = audit(book.page)
-    book.page.locator(".dw-open").first.click()
+    book.page.locator(".dw-run[data-state='succeeded'] .dw-open").first.click()
     tab = book.page.locator(".dw-tab:visible")
     tab.frame_locator("iframe").get_by_text("Run ").first.wait_for()
     drawn = book.page.context.new_page()

@@ -159,21 +159,25 @@ def test_without_widgets_there_is_text_and_html() -> None:
     assert "'text/html'" in done.stdout
 
 
+def remember_count(composition: Composition) -> None:
+    """Stand in for `count_memory`: keep a made-up count. A form counts until a count is kept."""
+    sizes = {"layers": [[[1000, 1, 0, 1]]], "rest": [[2000, 1, 0, 0]]}
+    config = model_config(composition["model"])
+    request = request_of(composition.make_job(), config, ["fp32"], gpus=0, lengths=None)
+    points = {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}
+    remember(request, {"points": points, "sizes": sizes})
+
+
 def test_what_was_never_counted_is_counted_beside(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[Composition] = []
 
     def count(composition: Composition) -> None:
         asked.append(composition)
-        sizes = {"layers": [[[1000, 1, 0, 1]]], "rest": [[2000, 1, 0, 0]]}
-        config = model_config(composition["model"])
-        request = request_of(composition.make_job(), config, ["fp32"], gpus=0, lengths=None)
-        remember(
-            request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes}
-        )
+        remember_count(composition)
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("workbench.display.compose.form.count_memory", count)
     form = compose(count=2)
     assert not form.preview.is_counted
@@ -184,8 +188,11 @@ def test_what_was_never_counted_is_counted_beside(
     assert preview_of(form.composition.replace(memory_gib=0.1)).is_short
 
 
-def test_the_page_shows_what_follows_from_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.display.compose.form.count_memory", lambda _composition: None)
+def test_the_page_shows_what_follows_from_a_choice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("workbench.display.compose.form.count_memory", remember_count)
     form = compose(count=2)
     pick(form, gradient_accumulation_steps=3)
     assert form.composition == Composition(count=2, gradient_accumulation_steps=3)

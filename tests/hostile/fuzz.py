@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tests.rundir.test_damaged import whole_run
+from tests.support.examplefolder import example_folder
 from tests.support.wrong import WRONG, places, replaced
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.display_protocol import as_text
@@ -379,7 +379,7 @@ def tracebacks(root: Path, count: int, seed: int) -> tuple[int, dict[str, str]]:
 def main() -> int:
     count = int(sys.argv[1])
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         number, examples = tracebacks(Path(folder), count, seed)
     for place, example in examples.items():
         sys.stdout.write(f"== {place}\n{example}\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from tests.fakes.hostile_answers import (
     below,
 )
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan
+from tests.support.examplefolder import example_folder
 from tests.support.examples import tries
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.files import read_json
@@ -556,7 +556,7 @@ def test_random_answers_at_any_operation_end_the_run_in_words(
     keeper_dies: bool,
 ) -> None:
     lies = {**agent, **shell, **files}
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         carry_out(
             Path(folder),
             hostile,

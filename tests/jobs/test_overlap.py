@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examplefolder import example_folder
 from workbench.finetune.data.overlap import overlap_of_files, overlap_of_rows
 from workbench.finetune.data.rows import Example
 
@@ -23,7 +23,7 @@ def test_every_evaluation_row_that_is_trained_on_counts_once(
     pairs = {(row.source, row.target) for row in train}
     expected = sum((row.source, row.target) in pairs for row in evaluation)
     assert overlap_of_rows(train, evaluation) == expected
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         paths = Path(folder, "train.jsonl"), Path(folder, "eval.jsonl")
         for path, rows in zip(paths, (train, evaluation), strict=True):
             path.write_text("".join(row.to_json() + "\n" for row in rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from tests.fakes.runloop import Fate, SimLink, SimPod, SimQueue, SimRank, Simulation, SimWatch
 from tests.keeper.test_keeper_deaths import KILLED, checked, live, ways_to_live
+from tests.support.examplefolder import example_folder
 from workbench.base.process import rank_log
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.watch.pod import PodReport
@@ -124,7 +124,7 @@ LOST = [[Fate(4.0), replace(KILLED, after_s=3.0)], [Fate(4.0), Fate(6.0)]]
 @example(restarts=2, fates=LOST, dies={"before event": 1}, acts=[(9.0, "vanish", 0)])
 @given(**ways_to_live("vanish", "lose_agent", "cancel"))
 def test_the_record_has_each_event_once_and_in_order_and_no_log_is_sent(**life: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         sim, state = live(Talkative, folder, **life)
         checked(sim, state)
         check_record(sim, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimLog, Simulation
+from tests.support.examplefolder import example_folder
 from tests.support.runstores import decisions_in
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
@@ -314,7 +314,7 @@ def live(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(**ways_to_live("vanish", "lose_agent", "cancel", "stop"))
 def test_any_deaths_and_losses_train_no_run_twice(**life: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         sim, state = live(Simulation, folder, **life)
         result = checked(sim, state)
         assert state in ("succeeded", "failed", "cancelled", "stopped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.keeper.acts import (
     stop,
     vanish,
 )
+from tests.support.examplefolder import example_folder
 from tests.support.sentences import says
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
@@ -664,7 +664,7 @@ SCHEDULES = st.builds(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schedule=SCHEDULES)
 def test_any_schedule_ends_once_and_leaves_nothing(schedule: Schedule) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         sim, state = schedule.carry_out(Path(folder))
         result: Any = read_json(sim.paths.result)
         assert state in ("succeeded", "failed", "cancelled", "stopped")

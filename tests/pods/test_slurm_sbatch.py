@@ -179,7 +179,7 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(
 
 def test_the_folder_of_a_run_on_this_machine_is_not_shared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="each node has for itself"):
-        run_of(Path("/tmp") / tmp_path.relative_to("/tmp"), TINY, LocalPods()).sbatch()
+        run_of(tmp_path, TINY, LocalPods()).sbatch()
 
 
 def test_a_variable_that_a_setup_line_sets_is_no_secret_in_the_text(tmp_path: Path) -> None:

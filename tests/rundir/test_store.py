@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.examplefolder import example_folder
 from tests.support.poll import until
 from workbench.base.errors import RunError, Unreadable
 from workbench.rundir.register import store as module
@@ -81,7 +81,7 @@ def test_what_was_written_is_read_in_order(tmp_path: Path) -> None:
     name=st.binary(min_size=1, max_size=40).filter(lambda raw: b"\0" not in raw and b"/" not in raw)
 )
 def test_a_path_of_any_bytes_is_read_as_it_was(name: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         store = Path(folder) / os.fsdecode(b"?#%20 \xff.db")
         run = KnownRun(id="a", path=Path("/runs", os.fsdecode(name)))
         create_store(store, ENTRY)
@@ -129,7 +129,7 @@ def test_no_flipped_bit_changes_a_row_that_is_read(
 ) -> None:
     data, decisions = bytearray(whole[0]), whole[1]
     data[at % len(data)] ^= bits
-    with tempfile.TemporaryDirectory() as folder:
+    with example_folder() as folder:
         path = Path(folder) / "store.db"
         path.write_bytes(data)
         try:

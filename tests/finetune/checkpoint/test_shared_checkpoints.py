@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.fakes.sshhosts import SSHHost
+from tests.support.haltedruns import JOB, curve, guardian_of, run_for, send
 from tests.support.poll import until
 from tests.support.rankpids import pids_of
-from tests.test_resume import JOB, curve, guardian_of, run_for, send
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, SSHPods
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.server import close_all

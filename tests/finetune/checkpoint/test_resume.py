@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.haltedruns import JOB, STEPS, curve, guardian_of, run_for, send
 from tests.support.poll import until
 from tests.support.rankpids import pids_of
 from tests.support.sentences import says
@@ -26,15 +27,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-STEPS = 16
-JOB: dict[str, object] = {
-    "dataset": {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 4},
-    "technique": "zero1",
-    "max_steps": STEPS,
-    "per_device_train_batch_size": 2,
-    "predict_rows": 0,
-    "profile_step": 0,
-}
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +74,6 @@ def pid_of(rank: Path) -> int:
     return pids_of(rank)[0]
 
 
-def send(sign: signal.Signals, pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # what starts a rank is soon gone
-            os.kill(pid, sign)
-
-
-def run_for(rank: Path, seconds: float) -> None:
-    """Let a rank go on for a moment; it is stopped afterwards."""
-    pids = pids_of(rank)
-    send(signal.SIGCONT, pids)
-    time.sleep(seconds)
-    send(signal.SIGSTOP, pids)
-
-
 def stopped_while_writing(rank: Path) -> bool:
     """Let a rank continue for a moment; tell whether it is writing its part of a checkpoint."""
     run_for(rank, 0.005)
@@ -104,14 +82,6 @@ def stopped_while_writing(rank: Path) -> bool:
 
 def checkpoints_of(run: Run) -> list[int]:
     return [int(str(e.data["step"])) for e in run.events() if e.kind == "checkpoint"]
-
-
-def curve(run: Run) -> dict[object, object]:
-    return {
-        e.data["step"]: (e.data["loss"], e.data["grad_norm"])
-        for e in run.events()
-        if e.kind == "step"
-    }
 
 
 def kept(run: Run) -> list[int]:
@@ -163,10 +133,6 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
         for number, restart in enumerate(result.restarts, start=1)
     ]
     assert {pod.phase for pod in cluster.pods} == {"Running"}
-
-
-def guardian_of(root: str) -> int:
-    return int(json.loads((Path(root) / "guardian.json").read_text())["pid"])
 
 
 def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_continues(

@@ -11,7 +11,7 @@ from tests.support.poll import until
 from workbench import Cluster, Run, Script
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 REPOSITORY = """
 import os
 from .sizes import SIZE

@@ -9,7 +9,7 @@ import pytest
 from tools import scale
 from workbench.finetune.plan.transfers import Transfer
 
-COSTS = Path(__file__).parent.parent / "docs" / "costs.md"
+COSTS = Path(__file__).parents[2] / "docs" / "costs.md"
 
 
 def test_a_case_without_a_transfer_has_a_dash() -> None:

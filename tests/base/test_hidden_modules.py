@@ -16,7 +16,7 @@ IMPORT = "from workbench import Cluster"
 
 def imported(folder: Path, code: str = IMPORT) -> str:
     """Return the last line of an import in a folder."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
