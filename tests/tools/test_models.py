@@ -8,7 +8,7 @@ import pytest
 
 from tools import models
 
-PAGE = Path(__file__).parent.parent / "docs" / "choose-model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "choose-model.md"
 
 
 def test_the_page_has_a_line_for_every_model() -> None:
