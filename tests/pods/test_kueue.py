@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
-    with KubernetesPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "kubernetes"
 
 
 @pytest.fixture

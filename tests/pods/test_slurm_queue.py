@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,30 +43,14 @@ TINY = FineTune(
 )
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[SlurmPlace]:
-    with SlurmPlace(tmp_path / "place") as made:
-        yield made
-
-
-@pytest.fixture
-def filled(place: SlurmPlace) -> str:
-    """A job of another user that has every node."""
-    words = ["--parsable", "--exclusive", "--nodes=3", "--output=/dev/null"]
-    job = place.slurm.do("sbatch", *words, text="#!/bin/sh\nsleep 6000\n")
-    until(lambda: state_of(place, job) == "RUNNING", 60, every_s=0.1)
-    return job
-
-
-def state_of(place: SlurmPlace, job: str) -> str:
-    return place.slurm.do("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+PLACE = "slurm"
 
 
 def waiting_job(place: SlurmPlace, filled: str) -> str:
     """Return the id of the cluster's job once Slurm holds it."""
     until(lambda: len(place.slurm.jobs()) == 2, 120, every_s=0.2)
     (job,) = set(place.slurm.jobs()) - {filled}
-    until(lambda: state_of(place, job) == "PENDING", 60, every_s=0.1)
+    until(lambda: place.state_of(job) == "PENDING", 60, every_s=0.1)
     return job
 
 
@@ -97,7 +80,7 @@ def test_a_killed_kernel_cancels_nothing_and_the_queued_run_trains(
 
     attached = Cluster.attach(path)
     until(lambda: "PENDING (" in attached.message, 60, every_s=0.1)
-    assert state_of(place, job) == "PENDING"
+    assert place.state_of(job) == "PENDING"
     assert run.state is RunState.QUEUED
     with pytest.raises(RunError, match="the pods have not started"):
         attached.command(TINY)
@@ -121,7 +104,7 @@ def test_an_interrupted_start_keeps_its_place_in_the_queue(
     _, words = kernel.communicate(timeout=300)
     assert "the request for pods stays" in words
     assert f"Cluster.attach('{path}')" in words
-    assert state_of(place, job) == "PENDING"
+    assert place.state_of(job) == "PENDING"
     # A cell that is run again finds the cluster that waits.
     again = Cluster(place.backend(), PodSpec(), count=2, path=path, warm=False)
     again.start(wait=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,7 @@ TINY = FineTune(
 )
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[SlurmPlace]:
-    with SlurmPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "slurm"
 
 
 def run_of(folder: Path, job: Job, place: Place | None = None, **pod: Any) -> Run:
