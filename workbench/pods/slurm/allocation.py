@@ -43,9 +43,9 @@ class Allocation:
                 f" count={len(self.nodes)}, {_NEW}"
             )
         asked = {
+            "gpus": (spec.gpus, self.gpus, "GPUs"),
             "cpus": (cores, self.cores, "cores"),
             "memory_gib": (spec.memory_gib or 0, self.memory_mib / 1024, "GiB"),
-            "gpus": (spec.gpus, self.gpus, "GPUs"),
         }
         for name, (wanted, there, unit) in asked.items():
             if wanted > there:
