@@ -560,8 +560,8 @@ def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
         raise BackendError("Slurm refused sbatch")
 
     running = {
-        "pod-0": commands.Step(id="7.0", nodes="n1"),
-        "pod-1": commands.Step(id="7.1", nodes="n2"),
+        "workbench-test-pod-0": commands.Step(id="7.0", nodes="n1"),
+        "workbench-test-pod-1": commands.Step(id="7.1", nodes="n2"),
     }
     backend = SlurmPods(options=["--exclud=n9"])  # sbatch takes an unambiguous beginning
     backend._folder, backend._ids = watched._folder, watched._ids

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.slurmplace import SlurmPlace
 from tests.support.poll import until
-from tests.support.takeover import counting
-from workbench import Cluster, FineTune, PodSpec, Run
+from tests.support.takeover import counting, notebook, process
+from workbench import Cluster, FineTune, PodSpec
 from workbench.base.errors import RunError
 from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-NOTEBOOK = """
-import json
-import sys
-from workbench import Cluster, FineTune, PodSpec, SlurmPods
-
-place = SlurmPods(root=sys.argv[1])
-cluster = Cluster(place, PodSpec(), count=2, path=sys.argv[2], warm=False)
-cluster.start(wait=False)
-run = cluster.submit(FineTune.from_dict(json.loads(sys.argv[3])))
-print(run.path, flush=True)
-sys.stdin.read()
-"""
 WAITING = """
 import sys
 from workbench import Cluster, PodSpec, SlurmPods
@@ -54,26 +39,11 @@ def waiting_job(place: SlurmPlace, filled: str) -> str:
     return job
 
 
-def process(code: str, *words: object) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_a_killed_kernel_cancels_nothing_and_the_queued_run_trains(
     place: SlurmPlace, filled: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cluster"
-    job_text = json.dumps(TINY.to_dict())
-    kernel = process(NOTEBOOK, place.folder, path, job_text)
-    assert kernel.stdout is not None
-    run = Run.load(kernel.stdout.readline().strip())
+    kernel, run = notebook(place.backend(), path, TINY)
     job = waiting_job(place, filled)
     kernel.kill()
     kernel.communicate(timeout=300)
