@@ -17,7 +17,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.slurm import commands
 from workbench.pods.slurm.gres import gpus_of
 
-_OF_NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)")
+_OF_NODES = re.compile(r"\bNodes=([^\s=]+) CPU_IDs=([\d,-]+) Mem=(\d+) GRES=([^\s=]*)")
 _LIVES = "JobState=RUNNING"
 _STARTS_S = 30.0
 _PAUSE_S = 0.2
