@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,20 @@ def test_a_poll_is_answered_at_the_next_news(held: Held, then: str, phase: str) 
     assert answer["ranks"][0]["phase"] == phase
     if phase == "exited":
         assert answer["ranks"][0]["exit_code"] == 3
+
+
+def test_a_rank_that_is_stopped_by_a_signal_is_news_once(held: Held) -> None:
+    held.begin("pass")
+    (rank,) = held.agent.ask("poll", run="r", offsets=held.agent.offsets["r"])["ranks"]
+    for number, halted in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        call = held.ask(phases={"0": "running" if halted else "halted"})
+        os.kill(rank["pid"], number)
+        (rank,) = held.answer(call)["ranks"]
+        assert rank["halted"] is halted
+    call = held.ask()
+    with pytest.raises(Late):
+        held.answer(call, timeout_s=0.0)
+    held.answer(call)
 
 
 def test_a_quiet_run_holds_a_poll_and_the_agent_answers_others(held: Held) -> None:

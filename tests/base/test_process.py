@@ -26,6 +26,7 @@ from workbench.base.child import close_input
 from workbench.base.process import (
     FORK_SERVER_NAME,
     POD_MARK,
+    POD_NAME,
     Process,
     activity,
     ancestors,
@@ -376,10 +377,10 @@ def test_a_fork_of_the_fork_server_belongs_to_the_pod_that_it_works_in(
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_name_of_the_pod_is_that_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(POD_MARK, "/a/pods/pod-1")
+def test_a_rank_knows_the_name_of_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(POD_NAME, "pod-1")
     assert pod_name() == "pod-1"
-    monkeypatch.delenv(POD_MARK)
+    monkeypatch.delenv(POD_NAME)
     assert pod_name() == "this pod"
 
 

@@ -110,9 +110,11 @@ class Kubelet:
         """By host name of a pod (`pod-1`), how it misbehaves.
 
         The words: pending, no-claim, image, creating, silent, crash; pull: its image comes
-        once `pulled` is set; registry-away: so, and each pull before it fails.
+        once `pulled` is set; registry-away: so, and each pull before it fails; gated: Kueue admits
+        it once `admitted` is set.
         """
         self.pulled = asyncio.Event()
+        self.admitted = asyncio.Event()
         self.going_s = 0.1
         """How long a deleted pod is still there, as Succeeded, once its program has ended."""
         self.user: int | None = None
@@ -225,7 +227,7 @@ class Kubelet:
                 await self._stay_pending(pod, *_OUT_OF_REACH[behaviour])
             elif behaviour in _WAITING:
                 await self._wait_for_ever(pod, *_WAITING[behaviour])
-            else:
+            elif behaviour != "gated" or await self._is_admitted(pod):
                 await self._run_container(pod, behaviour)
             await pod.deleting.wait()
         finally:
@@ -252,6 +254,17 @@ class Kubelet:
     async def _bind(self, pod: Running) -> None:
         """Be the scheduler: note the node."""
         await self._patch(pod, {"spec": {"nodeName": NODE}})
+
+    async def _is_admitted(self, pod: Running) -> bool:
+        """Wait until Kueue lifts its scheduling gate; False if the pod is deleted before."""
+        words = "Scheduling is blocked due to non-empty scheduling gates"
+        condition = _condition("PodScheduled", False) | {
+            "reason": "SchedulingGated",
+            "message": words,
+        }
+        await self._patch(pod, {"status": {"phase": "Pending", "conditions": [condition]}})
+        await _first(self.admitted, pod.deleting)
+        return not pod.deleting.is_set()
 
     async def _stay_pending(self, pod: Running, words: str, reason: str) -> None:
         condition = {
@@ -361,10 +374,7 @@ class Kubelet:
         image = pod.container["image"]
         await self._event(pod, "Pulling", f'Pulling image "{image}"', "Normal")
         await self._wait_for_ever(pod, "ContainerCreating", "")
-        waits = [asyncio.create_task(each.wait()) for each in (self.pulled, pod.deleting)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        await _first(self.pulled, pod.deleting)
         await self._event(pod, "Pulled", f'Successfully pulled image "{image}" in 1m2s', "Normal")
 
     async def _pull_in_vain(self, pod: Running) -> None:
@@ -584,6 +594,14 @@ def left_below(folder: str) -> list[str]:
 
 def _container_status(**state: Any) -> dict[str, Any]:
     return {"name": "worker", "restartCount": 0, "state": state}
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait for one of the events."""
+    waits = [asyncio.create_task(each.wait()) for each in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
 
 
 def _condition(kind: str, value: bool, reason: str = "") -> dict[str, str]:

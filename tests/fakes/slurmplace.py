@@ -267,8 +267,8 @@ class SlurmPlace:
     def __enter__(self) -> Self:
         self.slurm = slurm()
         self.folder.mkdir()
-        # A notebook inside an allocation has variables that would change a new job.
-        inside = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "9", "SLURM_MEM_PER_NODE": "9"}
+        # A notebook inside an allocation has variables that would change a job or a step.
+        inside = {"SLURM_NTASKS": "9", "SLURM_MEM_PER_NODE": "9", "SLURM_NNODES": "9"}
         own = {"SLURM_CONF": str(self.slurm.config), **inside, "SBATCH_ARRAY_INX": "1-9"}
         self._variables = variables(own)
         self._variables.__enter__()
@@ -281,6 +281,16 @@ class SlurmPlace:
     def backend(self, **options: Any) -> SlurmPods:
         return SlurmPods(**{"root": str(self.folder), **options})
 
+    def state_of(self, job: str) -> str:
+        return self.slurm.do("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+
+    def fill(self, *words: str) -> str:
+        """Start a job of another user on every node, and return its id."""
+        words = ("--parsable", "--nodes=3", "--output=/dev/null", *(words or ("--exclusive",)))
+        job = self.slurm.do("sbatch", *words, text="#!/bin/sh\nsleep 6000\n")
+        until(lambda: self.state_of(job) == "RUNNING", 60, every_s=0.1)
+        return job
+
     def left(self, context: LaunchContext) -> list[str]:
         folders = self.folder.glob("workbench-*")
         files = [path for path in (context.directory / "pods").glob("*") if path.suffix != ".log"]
@@ -290,7 +300,7 @@ class SlurmPlace:
     def end_step(self, pod: str) -> None:
         """Tell a pod's process to end."""
         listed = self.slurm.do("squeue", "--noheader", "--steps", "--format=%i|%j")
-        (step,) = re.findall(rf"^\s*([\d.]+)\|{pod}$", listed, re.M)
+        (step,) = re.findall(rf"^\s*([\d.]+)\|\S+-{pod}$", listed, re.M)
         # Slurm 22.05 signals the step, and then reports that there is no such job.
         subprocess.run(
             ["scancel", "--quiet", "--signal=TERM", step],
@@ -298,3 +308,29 @@ class SlurmPlace:
             timeout=300,
             stderr=subprocess.DEVNULL,
         )
+
+
+class InsidePlace(SlurmPlace):
+    """A notebook inside a job of three nodes, which must outlive the pods."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        resources = ("--ntasks-per-node=1", "--cpus-per-task=3", "--gpus-per-node=2", "--mem=2000")
+        self.job = self.fill(*resources)
+        self._around = variables({"SLURM_JOB_ID": self.job})
+        self._around.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._around.__exit__(None, None, None)
+        assert self.slurm.jobs() == [self.job]
+        super().__exit__(*exc)
+
+    def steps(self) -> list[str]:
+        """Return the names of running steps, apart from the job's own script."""
+        listed = self.slurm.do("squeue", "--noheader", "--steps", "--format=%j")
+        return [name for name in listed.split() if name not in ("batch", "extern")]
+
+    def left(self, context: LaunchContext) -> list[str]:
+        others = [each for each in super().left(context) if each != self.job]
+        return [*self.steps(), *others]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.cmlplace import CMLPlace
 from tests.fakes.kubeplace import KubernetesPlace
-from tests.fakes.slurmplace import SlurmPlace
+from tests.fakes.slurmplace import InsidePlace, SlurmPlace
 from tests.fakes.sshhosts import HostsPlace
 from workbench.base.errors import ConfigError
 from workbench.base.process import Process, find, with_mark
@@ -93,8 +93,9 @@ PLACES: dict[str, type[Platform]] = {
     "kubernetes": KubernetesPlace,
     "cml": CMLPlace,
     "slurm": SlurmPlace,
+    "slurm inside a job": InsidePlace,
 }
-"""By kind of backend, the maker of its platform in an empty folder, for the contract suite."""
+"""By kind of place, the maker of its platform in an empty folder, for the contract suite."""
 
 NAMELESS: dict[str, type[Platform]] = {"nameless": NamelessPlace}
 
@@ -108,10 +109,16 @@ def others() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Platform]:
-    """Where pods come from; `test_contract.py` puts each of `PLACES` here."""
-    with LocalPlace(tmp_path / "place") as made:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
+    """Where pods come from: the module's `PLACE`, else this machine."""
+    with PLACES[getattr(request.module, "PLACE", "local")](tmp_path / "place") as made:
         yield made
+
+
+@pytest.fixture
+def filled(place: SlurmPlace) -> str:
+    """A job of another user that has every node."""
+    return place.fill()
 
 
 @pytest.fixture

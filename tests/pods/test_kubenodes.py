@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -139,10 +137,7 @@ def test_whether_a_node_would_take_a_pod(
     assert bool(found.why) == bool(why)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
-    with KubernetesPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "kubernetes"
 
 
 def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPlace) -> None:

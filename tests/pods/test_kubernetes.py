@@ -40,10 +40,7 @@ from workbench.pods.ssh.identity import Identity
 AFFINITY = {"nodeAffinity": "gpu"}
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
-    with KubernetesPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "kubernetes"
 
 
 @pytest.fixture(scope="module")

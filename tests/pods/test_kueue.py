@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 from tests.fakes.kubeplace import KubernetesPlace, role
 from tests.support.poll import until
 from tests.support.sentences import sentence
+from tests.support.takeover import notebook
+from workbench import Cluster, FineTune
 from workbench.base.errors import BackendError
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import pods as kubepods
@@ -23,12 +24,9 @@ from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.rundir.state import RunState
 
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
-    with KubernetesPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "kubernetes"
 
 
 @pytest.fixture
@@ -155,3 +153,38 @@ def test_a_queue_needs_the_right_to_close_its_group(
     backend = place.backend()
     backend.launch(PodSpec(), 1, context)
     backend.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_killed_kernel_keeps_the_place_in_the_queue_and_the_run_trains(
+    place: KubernetesPlace, tmp_path: Path
+) -> None:
+    place.kubelet.behave = {"pod-0": "gated", "pod-1": "gated"}
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 16, "eval_rows": 4},
+        max_steps=2,
+        per_device_train_batch_size=4,
+    )
+    path = tmp_path / "cluster"
+    kernel, run = notebook(place.backend(queue="lab"), path, job)
+    until(lambda: len(names(place)) == 2, 120, every_s=0.2)
+    queued = names(place)
+    kernel.kill()
+    kernel.communicate(timeout=300)
+
+    attached = Cluster.attach(path)
+    until(lambda: "SchedulingGated" in attached.message, 120, every_s=0.1)
+    assert run.state is RunState.QUEUED
+    assert names(place) == queued
+    place.do(admit(place))
+    attached.start()
+    assert names(place) == queued, "no pod was asked for twice"
+    result = run.wait(300, progress=False).raise_for_status()
+    assert (result.steps, result.world_size) == (2, 2)
+    attached.close()
+    until(lambda: names(place) == [])
+
+
+async def admit(place: KubernetesPlace) -> None:
+    place.kubelet.admitted.set()

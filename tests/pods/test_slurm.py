@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -50,24 +50,10 @@ DOWN = "it is down, and does not answer (Not responding)"
 TOLD = Path(__file__).parent.parent / "scripts" / "told.py"
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[SlurmPlace]:
-    with SlurmPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "slurm"
 
 
 QUEUED = re.compile(r"PENDING \((Resources|Priority)\)")
-
-
-@pytest.fixture
-def filled(place: SlurmPlace) -> Iterator[str]:
-    """A job of another user that has every node."""
-    words = ["--parsable", "--exclusive", "--nodes=3", "--output=/dev/null"]
-    job = place.slurm.do("sbatch", *words, text="#!/bin/sh\nsleep 600\n")
-    state = ("squeue", "--noheader", f"--jobs={job}", "--format=%T")
-    until(lambda: place.slurm.do(*state) == "RUNNING", 20, every_s=0.1)
-    yield job
-    place.slurm.cancel_all()
 
 
 @pytest.mark.slow
@@ -574,8 +560,8 @@ def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
         raise BackendError("Slurm refused sbatch")
 
     running = {
-        "pod-0": commands.Step(id="7.0", nodes="n1"),
-        "pod-1": commands.Step(id="7.1", nodes="n2"),
+        "workbench-test-pod-0": commands.Step(id="7.0", nodes="n1"),
+        "workbench-test-pod-1": commands.Step(id="7.1", nodes="n2"),
     }
     backend = SlurmPods(options=["--exclud=n9"])  # sbatch takes an unambiguous beginning
     backend._folder, backend._ids = watched._folder, watched._ids

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.slurmplace import SlurmPlace
 from tests.support.poll import until
-from tests.support.takeover import counting
-from workbench import Cluster, FineTune, PodSpec, Run
+from tests.support.takeover import counting, notebook, process
+from workbench import Cluster, FineTune, PodSpec
 from workbench.base.errors import RunError
 from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-NOTEBOOK = """
-import json
-import sys
-from workbench import Cluster, FineTune, PodSpec, SlurmPods
-
-place = SlurmPods(root=sys.argv[1])
-cluster = Cluster(place, PodSpec(), count=2, path=sys.argv[2], warm=False)
-cluster.start(wait=False)
-run = cluster.submit(FineTune.from_dict(json.loads(sys.argv[3])))
-print(run.path, flush=True)
-sys.stdin.read()
-"""
 WAITING = """
 import sys
 from workbench import Cluster, PodSpec, SlurmPods
@@ -44,60 +28,29 @@ TINY = FineTune(
 )
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[SlurmPlace]:
-    with SlurmPlace(tmp_path / "place") as made:
-        yield made
-
-
-@pytest.fixture
-def filled(place: SlurmPlace) -> str:
-    """A job of another user that has every node."""
-    words = ["--parsable", "--exclusive", "--nodes=3", "--output=/dev/null"]
-    job = place.slurm.do("sbatch", *words, text="#!/bin/sh\nsleep 6000\n")
-    until(lambda: state_of(place, job) == "RUNNING", 60, every_s=0.1)
-    return job
-
-
-def state_of(place: SlurmPlace, job: str) -> str:
-    return place.slurm.do("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+PLACE = "slurm"
 
 
 def waiting_job(place: SlurmPlace, filled: str) -> str:
     """Return the id of the cluster's job once Slurm holds it."""
     until(lambda: len(place.slurm.jobs()) == 2, 120, every_s=0.2)
     (job,) = set(place.slurm.jobs()) - {filled}
-    until(lambda: state_of(place, job) == "PENDING", 60, every_s=0.1)
+    until(lambda: place.state_of(job) == "PENDING", 60, every_s=0.1)
     return job
-
-
-def process(code: str, *words: object) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def test_a_killed_kernel_cancels_nothing_and_the_queued_run_trains(
     place: SlurmPlace, filled: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cluster"
-    job_text = json.dumps(TINY.to_dict())
-    kernel = process(NOTEBOOK, place.folder, path, job_text)
-    assert kernel.stdout is not None
-    run = Run.load(kernel.stdout.readline().strip())
+    kernel, run = notebook(place.backend(), path, TINY)
     job = waiting_job(place, filled)
     kernel.kill()
     kernel.communicate(timeout=300)
 
     attached = Cluster.attach(path)
     until(lambda: "PENDING (" in attached.message, 60, every_s=0.1)
-    assert state_of(place, job) == "PENDING"
+    assert place.state_of(job) == "PENDING"
     assert run.state is RunState.QUEUED
     with pytest.raises(RunError, match="the pods have not started"):
         attached.command(TINY)
@@ -121,7 +74,7 @@ def test_an_interrupted_start_keeps_its_place_in_the_queue(
     _, words = kernel.communicate(timeout=300)
     assert "the request for pods stays" in words
     assert f"Cluster.attach('{path}')" in words
-    assert state_of(place, job) == "PENDING"
+    assert place.state_of(job) == "PENDING"
     # A cell that is run again finds the cluster that waits.
     again = Cluster(place.backend(), PodSpec(), count=2, path=path, warm=False)
     again.start(wait=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 
 from tests.fakes.slurmplace import SlurmPlace
 from tests.support.poll import until
-from workbench import FineTune, LocalPods, PodSpec, Run, Script, SlurmPods
-from workbench.base.errors import ConfigError
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, SlurmPods, history
+from workbench.base.display_protocol import as_text
+from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.handover.slurm import SbatchScript
 from workbench.jobs.job import Job
@@ -31,10 +34,7 @@ TINY = FineTune(
 )
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[SlurmPlace]:
-    with SlurmPlace(tmp_path / "place") as made:
-        yield made
+PLACE = "slurm"
 
 
 def run_of(folder: Path, job: Job, place: Place | None = None, **pod: Any) -> Run:
@@ -59,6 +59,19 @@ def _await_run(script: SbatchScript) -> Run:
     return Run.load(script.run)
 
 
+def followed(run: Run, state: RunState) -> None:
+    """Check what a person sees of the run from another process."""
+    records = [record for record in history(run.path.parent) if record.id == run.id]
+    assert [record.state for record in records] == [state]
+    words = [sys.executable, "-m", "workbench", "ls", "--json", "-", str(run.path.parent)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    listed = {row["id"]: row["state"] for row in json.loads(done.stdout)["runs"]}
+    assert listed[run.id] == state
+    assert Run.load(run.path).state is state
+    with pytest.raises(RunError, match=r"the directory of a run.*Run\.load.*workbench attach"):
+        Cluster.attach(run.path)
+
+
 def first_step(run: Run) -> int:
     """Return the first step that a run has printed; 0 before."""
     steps = [event.data["step"] for event in run.events() if event.kind == "step"]
@@ -75,9 +88,18 @@ def test_a_script_trains_on_two_nodes_and_a_cancelled_job_keeps_its_checkpoint(
     number, run = started(place, script)
     until(lambda: (run.progress.step or 0) >= 6, 300, every_s=0.2, why=lambda: run.message)
     assert run.state is RunState.RUNNING
+    # Each rank is shown on its node.
+    nodes = sorted(place.slurm.nodes)[:2]
+    assert all(node in as_text(run) for node in nodes)
+    followed(run, RunState.RUNNING)
+    for ask in (run.cancel, run.stop, run.stacks, run.fetch):
+        with pytest.raises(RunError, match=f"has no keeper.*: scancel {number}"):
+            ask()
     place.slurm.do("scancel", number)
     until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
     assert run.state is RunState.CANCELLED, run.message
+    followed(run, RunState.CANCELLED)
+    run.cancel()  # an ended run is unchanged
     saved = newest_good(run.path)
     assert saved is not None
     assert saved.step >= 4
@@ -96,6 +118,7 @@ def test_a_script_leaves_result_logs_and_model(place: SlurmPlace, tmp_path: Path
     script = run_of(tmp_path, TINY, place.backend(setup=["export WORD=here"])).sbatch()
     _, run = started(place, script)
     result = run.wait(300, progress=False).raise_for_status()
+    followed(run, RunState.SUCCEEDED)
     assert (result.world_size, result.steps, result.launcher) == (2, 4, "srun")
     assert len({host.address for host in result.hosts}) == 2
     assert (run.path / "model").is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import sys
 from pathlib import Path
 
 from tests.support.poll import until
-from workbench import Cluster, Run, Script
+from workbench import Cluster, FineTune, Run, Script
 from workbench.base.files.locks import is_locked
 from workbench.base.messages.lines import to_line
 from workbench.base.process import find
+from workbench.pods.place import Place
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
 
@@ -78,3 +80,37 @@ def curve(run: Run) -> list[int]:
     files = run.paths.tensorboard.glob("events.out.tfevents.*")
     events = [event for file in files for event in EventFileLoader(str(file)).Load()]
     return sorted(e.step for e in events for value in e.summary.value if value.tag == "train/loss")
+
+
+NOTEBOOK = """
+import json
+import sys
+from workbench import Cluster, FineTune, PodSpec
+from workbench.pods.backends import backend_from_dict
+
+place, path, job = backend_from_dict(json.loads(sys.argv[1])), *sys.argv[2:]
+cluster = Cluster(place, PodSpec(), count=2, path=path, warm=False)
+cluster.start(wait=False)
+run = cluster.submit(FineTune.from_dict(json.loads(job)))
+print(run.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def notebook(place: Place, path: Path, job: FineTune) -> tuple[subprocess.Popen[str], Run]:
+    """Submit a job from another process to a cluster that waits for its pods."""
+    kernel = process(NOTEBOOK, json.dumps(place.to_dict()), path, json.dumps(job.to_dict()))
+    assert kernel.stdout is not None
+    return kernel, Run.load(kernel.stdout.readline().strip())
+
+
+def process(code: str, *words: object) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )

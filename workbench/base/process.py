@@ -23,6 +23,8 @@ from pathlib import Path
 
 POD_MARK = "WORKBENCH_POD"
 """Variable with the pod's folder, in every process of a pod."""
+POD_NAME = "WORKBENCH_POD_NAME"
+"""Variable with the name of the pod, in every process of a rank."""
 SETUP_FILE = "setup.json"
 """Name of the file in a pod's folder with the variables that setup lines have set."""
 FORK_SERVER_NAME = "fork-server"
@@ -104,8 +106,8 @@ class RankPlace:
 
 
 def pod_name() -> str:
-    """Return the name of the calling process's pod; "this pod" outside a pod."""
-    return Path(os.environ.get(POD_MARK, "this pod")).name
+    """Return the name of the calling rank's pod; "this pod" outside a pod."""
+    return os.environ.get(POD_NAME, "this pod")
 
 
 def kernel_text(path: Path | str) -> str:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from workbench.base.display_protocol import LiveDisplayable, follow
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type, suggests
-from workbench.base.files import check_working_directory, is_missing, read_text, records, user_path
+from workbench.base.files import (
+    check_working_directory,
+    is_missing,
+    is_there,
+    read_text,
+    records,
+    user_path,
+)
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.client.lifecycle import (
@@ -34,7 +41,7 @@ from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import registered
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status, settled_status, silence_of
@@ -141,6 +148,11 @@ class Cluster(LiveDisplayable, Submission):
         why = weakness(root)
         if why:  # the socket and ssh configuration there will be trusted
             raise ConfigError(why)
+        if is_there(RunPaths(root).info):
+            raise RunError(
+                f"{root} is the directory of a run, and not of a cluster. Follow the run with"
+                f" Run.load({str(root)!r}), or with `workbench attach {root}`"
+            )
         status = settled_status(root)
         if not (status.alive or status.phase == "lost"):
             raise RunError(

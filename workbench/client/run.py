@@ -49,6 +49,7 @@ from workbench.rundir.status import (
     has_result,
     id_of,
     message_of,
+    no_keeper,
     run_at,
     state_of,
     state_or_problem,
@@ -587,6 +588,8 @@ class Run(LiveDisplayable):
 
         The keeper knows a run by its id alone, and the author of a given directory chose the id.
         """
+        if words := no_keeper(self.paths):
+            raise RunError(words)
         cluster = self._cluster
         refuse_another(self.path, self.id, cluster.root)
         return ask(cluster.socket, {"op": how, "run": self.id}, timeout_s=timeout_s)
@@ -596,7 +599,7 @@ class Run(LiveDisplayable):
         while True:
             # Read before the request: a new keeper does not know its runs before it is ready.
             status = cluster_status(self._cluster.root)
-            adopts = status.phase == "starting"
+            adopts = status.phase == "starting" and not no_keeper(self.paths)
             try:
                 self._ask(how)
                 return

@@ -37,7 +37,7 @@ from workbench.rundir.spec import stored
 
 _OWN = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/run")))
 """Folders that every machine has for itself."""
-_UNUSED = ("port", "root", "connect_timeout_s", "notice_s")
+_UNUSED = ("new_job", "port", "root", "connect_timeout_s", "notice_s")
 """Options of `SlurmPods` for pods with a keeper."""
 _FILES = ("spec.json", "workbench.zip", "inputs.zip", "job.sh")
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(\S*)")

@@ -69,6 +69,11 @@ class RankStatus(TolerantRecord):
     """Whether a script's rank imported torch and has opened no process group."""
 
     @property
+    def shown(self) -> str:
+        """The phase, or `halted` while a signal has suspended the rank."""
+        return "halted" if self.halted and self.phase == "running" else self.phase
+
+    @property
     def failed(self) -> bool:
         if self.done or self.stopped:
             return False

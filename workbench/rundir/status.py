@@ -270,6 +270,15 @@ def _is_unattended(paths: RunPaths) -> bool:
     return "unattended" in read_known(paths.info)
 
 
+def no_keeper(paths: RunPaths) -> str:
+    """Return the words on a run that no keeper follows; empty for a run of a cluster."""
+    if not _is_unattended(paths):
+        return ""
+    job = as_str(read_known(paths.info).get("job"))
+    how = f"End its Slurm job with: scancel {job}" if job.isdecimal() else "End the job itself"
+    return f"run {id_of(paths)} has no keeper: a job runs its ranks. {how}"
+
+
 def _has_sign_of_life(paths: RunPaths) -> bool:
     """Whether rank 0 of a run without a keeper has renewed the state lately."""
     with suppress(FileNotFoundError):

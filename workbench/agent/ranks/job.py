@@ -262,7 +262,7 @@ class PodRun:
         """
         if not self.live or self.hurried:
             return True
-        if any(rank.phase != phases.get(str(number)) for number, rank in self.ranks.items()):
+        if any(rank.shown != phases.get(str(number)) for number, rank in self.ranks.items()):
             return True
         return has_output(self._streams, offsets)
 

@@ -92,6 +92,11 @@ class Rank:
     def live(self) -> bool:
         return self.phase in ("forking", "running")
 
+    @property
+    def shown(self) -> str:
+        """The phase, or `halted` while a signal has suspended the rank."""
+        return "halted" if self.halted and self.phase == "running" else self.phase
+
     def begin(self, pid: int, how: str) -> None:
         self.process = look_up(pid) or Process(pid, 0, os.getpid(), pid, True)
         self.phase = "running"

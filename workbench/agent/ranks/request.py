@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.agent.site.nccl import left_open
-from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK, RankPlace
+from workbench.base.process import POD_MARK, POD_NAME, RANK_MARK, RUN_MARK, RankPlace
 
 Message = Mapping[str, object]
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -196,6 +196,7 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": str(len(request.on(place.pod))),
         "MASTER_ADDR": request.master_addr,
         "MASTER_PORT": str(request.master_port),
+        POD_NAME: place.pod,
         **overrides,
         RUN_MARK: request.run,
         POD_MARK: str(root),

@@ -35,6 +35,7 @@ from workbench.jobs.registry import job_from_dict
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Variables of a user with settings of torch's allocator; two are older names."""
 _GROWS = "expandable_segments:True"
+_LOWEST_BYTES_PER_S = 10**9  # of a file server, for all pods in sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +191,7 @@ def prepare_process(work: Assignment) -> None:
     )
     if work.gpus and not torch.cuda.is_available():
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
-    on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_pod = _ranks_on_pod()
     check(work.job, Facts(gpus=work.gpus, on_pod=on_pod, ranks=work.world_size))
     deepspeed = work.technique.uses_deepspeed
     if deepspeed:
@@ -202,7 +203,7 @@ def prepare_process(work: Assignment) -> None:
         single=work.technique.alone,
         gpus=bool(work.gpus),
         with_deepspeed=deepspeed,
-        limit_s=work.job.ddp_timeout,
+        limit_s=_limit_s(work),
     )
     work.technique.prepare_pod(work.deepspeed)
     if work.gpus:
@@ -220,9 +221,29 @@ def grow_segments() -> None:
         set_allocator(_GROWS)
 
 
+def _ranks_on_pod() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _limit_s(work: Assignment) -> int:
+    return collective_limit_s(work.job, work.world_size // _ranks_on_pod())
+
+
+def collective_limit_s(job: FineTune, pods: int) -> int:
+    """Return the limit of a collective operation: ranks also wait for a pod that reads the model.
+
+    A single file server may serve the model's folder to all pods.
+    """
+    folder = Path(job.model)
+    files = [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
+    read_bytes = pods * sum(file.stat().st_size for file in files)
+    return job.ddp_timeout + read_bytes // _LOWEST_BYTES_PER_S
+
+
 def training_arguments(work: Assignment) -> Any:
     """Translate the job into the Trainer's options, and open the process group of the ranks."""
-    options = training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus))
+    given = {**work.job.to_dict(), "ddp_timeout": _limit_s(work)}
+    options = training_options(given, work.deepspeed, gpus=bool(work.gpus))
     made: Any = Seq2SeqTrainingArguments
     if work.method.uses_trl:
         module = work.method.on_pods()

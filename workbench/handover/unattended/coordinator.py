@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import threading
@@ -172,7 +173,8 @@ class Coordinator:
             "cluster": str(self._paths.root),
             "submitted_s": self._began_s,
         }
-        write_json(self._paths.info, {**info, "unattended": self._started_by})
+        number = os.environ.get("SLURM_JOB_ID", "")
+        write_json(self._paths.info, {**info, "unattended": self._started_by, "job": number})
         self._work.mkdir(parents=True)
         self._stage(spec, again=again)
         return {"spec": str(spec_file)}

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.agent.supervisor import Agent
 from workbench.base.files import write_json
 from workbench.base.messages.lines import send_if_open
-from workbench.base.process import become_subreaper
+from workbench.base.process import POD_NAME, become_subreaper
 from workbench.rundir.events import MARK
 from workbench.rundir.output.cutter import LineSplitter
 from workbench.rundir.paths import PodRunPaths
@@ -63,7 +63,9 @@ def run_task(task: Task) -> int:
         "cwd": task.cwd,
     }
     agent.operations["prepare"]({**run, "request": request})
-    agent.operations["start_rank"]({**run, "rank": task.rank, "env": dict(task.env)})
+    agent.operations["start_rank"](
+        {**run, "rank": task.rank, "env": {POD_NAME: socket.gethostname(), **task.env}}
+    )
     folders = PodRunPaths.of(str(task.root), JOB)
     folder = Path(folders.rank(task.rank))
     echoes = [

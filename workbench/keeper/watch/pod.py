@@ -188,7 +188,7 @@ class PodWatch:
             replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)
         ]
         ranks = rank_statuses(self._link.pod, answer, offset_s, self._own)
-        self._phases = {str(rank.rank): rank.phase for rank in ranks}
+        self._phases = {str(rank.rank): rank.shown for rank in ranks}
         ended = all(rank.phase == "exited" for rank in ranks)
         # After all ranks have ended, retry failed writes once more.
         more = bool(chunks) or (ended and self._collector.try_last())

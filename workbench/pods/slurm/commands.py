@@ -105,19 +105,50 @@ def submit(argv: Sequence[str], script: str) -> str:
 
 
 def jobs(ids: Sequence[str]) -> dict[str, Job]:
-    """Return the jobs in Slurm's memory by id. Slurm forgets ended jobs after minutes."""
+    """Return the jobs in Slurm's memory by id. Slurm forgets ended jobs after minutes.
+
+    For the id of a step, as `7.3`, return the step's job, unless only the step has ended.
+    """
     if not ids:  # squeue would list all jobs
         return {}
-    form = "%i|%T|%r|%S|%N|%e|%l"
+    form = "%A|%T|%r|%S|%N|%e|%l"  # %i of a job of an array is no number
+    numbers = ",".join(sorted({job_of(each) for each in ids}))
     try:
         answer = call(
-            "squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", f"--format={form}"
+            "squeue", "--noheader", "--states=all", f"--jobs={numbers}", f"--format={form}"
         )
     except BackendError as error:
-        if _GONE[0] in str(error):
+        if is_gone(error):
             return {}
         raise
-    return {job.id: job for job in map(_job, answer.splitlines()) if job.id in ids}
+    listed = {job.id: job for job in map(_job, answer.splitlines())}
+    found = {each: listed[job_of(each)] for each in ids if job_of(each) in listed}
+    for each, job in list(found.items()):
+        if each != job.id and not job.has_ended:
+            running = {step.id for step in steps(job.id).values()}
+            if each not in running:
+                del found[each]
+    return found
+
+
+def job_of(number: str) -> str:
+    """Return the id of the job of a step, or of the job itself."""
+    return number.partition(".")[0]
+
+
+def named(number: str) -> str:
+    """Return the words for a job or a step.
+
+    Example:
+        >>> named("7.3")
+        'step 7.3'
+    """
+    return f"{'step' if '.' in number else 'job'} {number}"
+
+
+def is_gone(error: BackendError) -> bool:
+    """Whether Slurm no longer knows the job."""
+    return _GONE[0] in str(error)
 
 
 def _job(line: str) -> Job:
@@ -148,21 +179,22 @@ def steps(job: str) -> dict[str, Step]:
     try:
         answer = call("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j|%N")
     except BackendError as error:
-        if _GONE[0] in str(error):
+        if is_gone(error):
             return {}
         raise
     found = {}
     for line in answer.splitlines():
         number, name, nodes = (*line.strip().split("|"), "", "")[:3]
-        found[name] = Step(id=number, nodes=nodes)
+        # A step of a job of an array is listed by the number in the array.
+        found[name] = Step(id=f"{job}.{number.rpartition('.')[2]}", nodes=nodes)
     return found
 
 
-def cancel(ids: Sequence[str]) -> None:
+def cancel(ids: Sequence[str], *options: str) -> None:
     """End jobs or steps; an ended id is no error."""
     for number in ids:
         try:
-            call("scancel", number)
+            call("scancel", *options, number)
         except BackendError as error:
             if not any(words in str(error) for words in _GONE):
                 raise BackendError(f"{error}; end the job with: scancel {number}") from error

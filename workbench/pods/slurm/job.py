@@ -26,8 +26,8 @@ umask 077
 export PYTHONPATH={home} PYTHONSAFEPATH=1
 {before}
 pod() {{
-    srun --nodes=1 --ntasks=1 --relative="$2" --job-name="$1" --cpus-per-task={cpus} \\
-        --mpi=none --input=none --export=ALL {container}\\
+    srun --nodes=1 --ntasks=1 "$2" --job-name={name}-"$1" --cpus-per-task={cpus} \\
+        --mpi=none --input=none --export=ALL {options}\\
         {worker} {folder}/"$1"{suffix} >>{folder}/"$1".log 2>&1
     echo "*** $1 has ended with exit code $? ***"
 }}
@@ -40,11 +40,7 @@ notice() {{
 trap notice USR1
 # Slurm sends TERM to this script and to the pods, which may take the time to end.
 trap : TERM
-number=0
-for name in {pods}; do
-    pod "$name" "$number" &
-    number=$((number + 1))
-done
+{pods}
 until wait; do :; done
 """
 
@@ -77,6 +73,11 @@ def config_of(folder: Path, pod: str, name: str) -> Path:
     return folder / f"{pod}{_suffix(name)}"
 
 
+def step_name(name: str, pod: str) -> str:
+    """Return the name of a pod's step. Steps of several clusters may share a job."""
+    return f"{name}-{pod}"
+
+
 def _suffix(name: str) -> str:
     return f"-{name.rpartition('-')[2]}.json"
 
@@ -89,6 +90,8 @@ def script(
     setup: Sequence[str] = (),
     container: Container | None = None,
     package: Path = Path(HOME),
+    nodes: Sequence[str] = (),
+    step_options: Sequence[str] = (),
 ) -> str:
     """Return the batch script with a pod for every node.
 
@@ -100,6 +103,8 @@ def script(
         setup: Shell commands for every node before the pod.
         container: Container of each pod; None: pods run in the notebook's Python environment.
         package: This package inside the container: a folder or a zip file.
+        nodes: Nodes of the pods. Default: the nodes of the job, in Slurm's order.
+        step_options: More options of `srun` for each pod.
     """
     worker = f"{shlex.quote(sys.executable)} -P -m {entries.SLURM_WORKER}"
     # A login shell of bash has `module`. A command with an open quote ends only itself.
@@ -119,17 +124,22 @@ def script(
         run = f'exec {inside} {worker} "$workbench_pod" {_BEFORE_FD}'
         program = _SETUP.format(before=_BEFORE, lines=lines, run=run)
         worker = f"bash -l -c {shlex.quote(program)} bash"
-    words = [] if container is None else container.srun_words
+    words = [*step_options, *([] if container is None else container.srun_words)]
+    places = [f"--nodelist={node}" for node in nodes] or [
+        f"--relative={number}" for number in range(len(pods))
+    ]
+    each = [shlex.join(["pod", *pair]) for pair in zip(pods, places, strict=True)]
     return _SCRIPT.format(
         home=shlex.quote(HOME),
         cpus=math.ceil(cpus),
         before="" if container is None else container.before,
-        container="".join(f"{word} " for word in map(shlex.quote, words)),
+        name=shlex.quote(name),
+        options="".join(f"{word} " for word in map(shlex.quote, words)),
         worker=worker,
         folder=shlex.quote(str(folder)),
         leaving=LEAVING.format('"$SLURM_JOB_ID"'),
         notice=_NOTICE,
-        pods=shlex.join(pods),
+        pods="\n".join(f"{line} &" for line in each),
         suffix=_suffix(name),
     )
 

@@ -1,4 +1,4 @@
-"""`SlurmPods`: one batch job with a node for every pod.
+"""`SlurmPods`: one batch job with a node for every pod, or a step of the job around the notebook.
 
 A node's step reads the pod's configuration from a private file in the cluster's directory. The
 nodes share the directory with the notebook's machine.
@@ -7,8 +7,10 @@ nodes share the directory with the notebook's machine.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
-from workbench.base.child import HOME
+from workbench.base.child import HOME, ended_within
 from workbench.base.errors import (
     BackendError,
     ConfigError,
@@ -40,7 +42,8 @@ from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.route import own_address_to
-from workbench.pods.slurm import commands, job
+from workbench.pods.slurm import allocation, commands, job
+from workbench.pods.slurm.allocation import Allocation
 from workbench.pods.slurm.commands import Job
 from workbench.pods.slurm.container import Container, Runner, runner_here
 from workbench.pods.slurm.gres import cores_to_ask
@@ -65,6 +68,8 @@ NoticeTime = Annotated[
     int, Field(ge=60, le=65535), Unit("s"), Allowed("a whole number from 60 to 65535")
 ]
 _LINES_SHOWN = 10
+_OF_NEW_JOB = ("partition", "time", "account", "arguments", "notice_s", "requeue")
+"""Options that a job around the notebook has got from its own submit."""
 _HOPELESS = frozenset(
     [
         "BadConstraints",
@@ -79,7 +84,10 @@ _HOPELESS = frozenset(
 
 
 class SlurmPods(Place):
-    """Nodes of a Slurm cluster as pods: one batch job with a node for every pod."""
+    """Nodes of a Slurm cluster as pods: one batch job with a node for every pod.
+
+    A notebook inside a Slurm job has its pods on the nodes of the same job.
+    """
 
     model_config = ConfigDict(populate_by_name=True)
     label: ClassVar[str] = "SlurmPods"
@@ -106,6 +114,9 @@ class SlurmPods(Place):
     requeue: bool = False
     """Whether Slurm queues a preempted job again, under the same id. A run with `restarts` waits
     for the job. Default: no; `restarts` submit another job."""
+    new_job: bool = False
+    """Whether a notebook inside a Slurm job submits another job for its pods. Default: no; the pods
+    are steps of the job around the notebook."""
     port: Port = 2222
     """Port of the nodes' SSH daemons. If the port is taken, a free one is used. Default 2222."""
     root: Annotated[str, AfterValidator(check_root)] = "/tmp"
@@ -117,6 +128,9 @@ class SlurmPods(Place):
     """Slurm's ids by the jobs' names; empty until Slurm has accepted the job."""
     _job_of: dict[str, str] = PrivateAttr(default_factory=dict)
     """Names of the pods' jobs."""
+    _around: str = ""
+    """Id of the job around the notebook, if the pods are steps of the job."""
+    _sruns: list[subprocess.Popen[bytes]] = PrivateAttr(default_factory=list)
     _pods: list[Pod] = PrivateAttr(default_factory=list)
     _folder: Path = PrivateAttr(default=Path())
     _launched: set[str] = PrivateAttr(default_factory=set)
@@ -127,8 +141,8 @@ class SlurmPods(Place):
 
     @property
     def has_queue(self) -> bool:
-        """A job waits in Slurm's queue."""
-        return True
+        """A job waits in Slurm's queue; the job around a notebook runs already."""
+        return self.new_job or not allocation.around()
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Submit one job and wait until every node's pod has reported; see `Place.launch`."""
@@ -137,6 +151,9 @@ class SlurmPods(Place):
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         self._check(spec)
+        self._around = "" if self.new_job else allocation.around()
+        if self._around:
+            self._check_around(spec, count)
         check_key_line(context.public_key)
         self._stopped = False
         self._folder = context.directory.absolute() / "pods"
@@ -166,6 +183,22 @@ class SlurmPods(Place):
                 f" {spec.memory_gib:g}: sbatch takes a single amount of memory. Leave"
                 " PodSpec.memory_gib or the option out"
             )
+
+    def _check_around(self, spec: PodSpec, count: int) -> None:
+        """Refuse options of a new job, and pods without room in the job around the notebook."""
+        given = [name for name in _OF_NEW_JOB if name in self.model_fields_set]
+        if given:
+            option = "options" if given[0] == "arguments" else given[0]
+            raise ConfigError(
+                f"SlurmPods.{option} is for a new job, and this notebook is inside the Slurm job"
+                f" {self._around}, where the pods run. Leave {option} out, or submit a job for the"
+                " pods: SlurmPods(new_job=True, …)"
+            )
+        there = allocation.read(self._around, self.gpu_type or "")
+        there.check(spec, count, self._cores_in(there, spec))
+
+    def _cores_in(self, there: Allocation, spec: PodSpec) -> int:
+        return math.ceil(cores_to_ask(spec, [(there.cores, there.gpus)]))
 
     def _launch_job(
         self,
@@ -208,7 +241,8 @@ class SlurmPods(Place):
                 context.report(f"Slurm queues job {number} again")
             else:
                 number = self._submit(name, names, spec, context, taken)
-                context.report(f"asked Slurm for {pluralize(len(names), 'node')}: job {number}")
+                nodes = pluralize(len(names), "node")
+                context.report(f"asked Slurm for {nodes}: {commands.named(number)}")
             watch = _StartWatch(self, number, names, context)
             try:
                 came = rendezvous.wait(
@@ -249,6 +283,8 @@ class SlurmPods(Place):
         taken: Sequence[str],
     ) -> str:
         """Submit the job. The note has the job's name first, and then its id."""
+        if self._around:
+            return self._start_step(name, names, spec, context, taken)
         comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
         # Without a number of cores, a pod takes the share of its GPUs.
         cores = spec.cores
@@ -279,19 +315,70 @@ class SlurmPods(Place):
         # The name is noted before the submit: a keeper that dies in between leaves a job that the
         # next keeper finds.
         with self._starting:
-            self._check_open()
-            self._launched.update(names)
-            self._ids[name] = ""
-            self._job_of.update(dict.fromkeys(names, name))
-            self._note(context.directory)
-            container = self._container_of(spec)
-            package = Path(HOME)
-            if container is not None:
-                package = self._packed()
-            script = job.script(name, names, self._folder, cores, self.setup, container, package)
+            script = self._announce(name, names, spec, context, cores)
             self._ids[name] = commands.submit(options, script)
             self._note(context.directory)
             return self._ids[name]
+
+    def _announce(
+        self,
+        name: str,
+        names: Sequence[str],
+        spec: PodSpec,
+        context: LaunchContext,
+        cores: float,
+        **inside: Sequence[str],
+    ) -> str:
+        """Note the name of a job or step before its start, and return the script."""
+        self._check_open()
+        self._launched.update(names)
+        self._ids[name] = ""
+        self._job_of.update(dict.fromkeys(names, name))
+        self._note(context.directory)
+        container = self._container_of(spec)
+        package = Path(HOME) if container is None else self._packed()
+        return job.script(
+            name, names, self._folder, cores, self.setup, container, package, **inside
+        )
+
+    def _start_step(
+        self,
+        name: str,
+        names: Sequence[str],
+        spec: PodSpec,
+        context: LaunchContext,
+        taken: Sequence[str],
+    ) -> str:
+        """Start the pods as steps of the job around the notebook; return the script's own step."""
+        there = allocation.read(self._around, self.gpu_type or "")
+        nodes = there.free(taken)[: len(names)]
+        if len(nodes) < len(names):
+            raise BackendError(
+                f"the Slurm job {self._around} around the notebook has"
+                f" {pluralize(len(nodes), 'node')} without pods, and {len(names)} are needed"
+            )
+        cores = self._cores_in(there, spec)
+        if few := spec.few_cores(cores):
+            context.report(f"the nodes have {few}")
+        options = [
+            f"--jobid={self._around}",
+            "--overlap",
+            *(job.resource_options(spec, self.gpu_type or "")),
+            *([] if spec.gpus else ["--gres=none"]),
+        ]
+        with self._starting:
+            script = self._announce(
+                name, names, spec, context, cores, nodes=nodes, step_options=options
+            )
+            file = self._folder / f"{name}.sh"
+            self._files.append(file)
+            write_text(file, script)
+            srun, number = allocation.start(self._around, name, nodes[0], file)
+            self._sruns.append(srun)
+            self._ids[name] = number
+            file.with_suffix(".log").rename(job.log_of(self._folder, number))
+            self._note(context.directory)
+            return number
 
     def _container_of(self, spec: PodSpec) -> Container | None:
         if spec.image is None:
@@ -323,7 +410,8 @@ class SlurmPods(Place):
         note = note_of(directory, JOBS)
         if note not in self._files:
             self._files.append(note)
-        write_note(directory, JOBS, {"ids": self._ids, "job_of": self._job_of})
+        content = {"ids": self._ids, "job_of": self._job_of, "around": self._around}
+        write_note(directory, JOBS, content)
 
     def _own_address(self) -> str:
         """Return this machine's address on the route to the nodes."""
@@ -388,15 +476,15 @@ class SlurmPods(Place):
         for name, number in list(self._ids.items()):
             pods = {pod for pod, of in self._job_of.items() if of == name}
             if pods <= set(names):
-                ended += [number] if number else commands.jobs_named(name)
+                ended += self._to_cancel(name, number)
                 del self._ids[name]
-                self._files.append(leaving_file(self._folder, number))
+                self._files.append(leaving_file(self._folder, commands.job_of(number)))
                 continue
-            running = commands.steps(number)
-            taken += [running[pod].nodes for pod in pods - set(names) if pod in running]
-            commands.cancel([running[pod].id for pod in pods & set(names) if pod in running])
-        commands.cancel(ended)
-        self._await_end(ended)
+            found = commands.steps(commands.job_of(number))
+            running = {pod: found.get(job.step_name(name, pod)) for pod in pods}
+            taken += [step.nodes for pod, step in running.items() if step and pod not in names]
+            commands.cancel([step.id for pod, step in running.items() if step and pod in names])
+        self._cancel(ended)
         return taken
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
@@ -413,6 +501,7 @@ class SlurmPods(Place):
 
     def _recall(self, directory: Path) -> None:
         note = read_note(directory, JOBS)
+        self._around = str(note.get("around", ""))
         self._folder = directory.absolute() / "pods"
         self._ids = {name: str(number) for name, number in get_object(note, "ids").items()}
         self._job_of = {pod: str(name) for pod, name in get_object(note, "job_of").items()}
@@ -420,7 +509,8 @@ class SlurmPods(Place):
         if note:
             configs = records.files_in(self._folder, "pod-*.json")
             packages = records.files_in(self._folder, "workbench-*.zip")
-            self._files = [note_of(directory, JOBS), *configs, *packages]
+            scripts = records.files_in(self._folder, "workbench-*.sh")
+            self._files = [note_of(directory, JOBS), *configs, *packages, *scripts]
 
     def _id_of(self, pod: str) -> str:
         return self._ids.get(self._job_of.get(pod, ""), "")
@@ -450,16 +540,16 @@ class SlurmPods(Place):
         found = jobs.get(number)
         code = job.ended_pods(log).get(pod.name)
         if found is None:
-            words = f"Slurm no longer lists job {number}"
+            words = f"Slurm no longer lists {commands.named(number)}"
         elif found.has_ended or found.is_pending:  # an administrator may queue a job again
             words = found.words()
         elif code is not None:
-            words = f"its step of job {number} has ended with exit code {code}"
+            words = f"its step of job {commands.job_of(number)} has ended with exit code {code}"
         else:
             message = "" if found.state == "RUNNING" else found.words()
             return replace(pod, message=message, ends_s=found.ends_s)
         own = tail_of(self._log(pod.name), _LINES_SHOWN)
-        why = job.why_job_ended(log) or job.why_step_ended(own, number)
+        why = job.why_job_ended(log) or job.why_step_ended(own, commands.job_of(number))
         return replace(pod, phase=Phase.FAILED, message=f"{words}: {why}" if why else words)
 
     def logs(self, name: str, tail: int = 50) -> str:
@@ -472,7 +562,7 @@ class SlurmPods(Place):
         return tail_of(self._log(name), tail)
 
     def stop(self) -> None:
-        """Cancel the jobs of `launch` and no others.
+        """Cancel the jobs or steps of `launch` and no others.
 
         An unreachable pod ends by its lease or by the time limit.
         """
@@ -486,14 +576,31 @@ class SlurmPods(Place):
         self._files = []
         self._looked_s = 0.0
         self._end(ids)
-        for file in [*files, *(leaving_file(self._folder, number) for number in ids.values())]:
+        jobs = map(commands.job_of, ids.values())
+        for file in [*files, *(leaving_file(self._folder, number) for number in jobs)]:
             file.unlink(missing_ok=True)
 
     def _end(self, ids: dict[str, str]) -> None:
         numbers = []
         for name, number in ids.items():
-            # The keeper was killed before Slurm's answer: the name is unique.
-            numbers += [number] if number else commands.jobs_named(name)
+            numbers += self._to_cancel(name, number)
+        self._cancel(numbers)
+        self._sruns = [srun for srun in self._sruns if not ended_within(srun, _END_S)]
+
+    def _to_cancel(self, name: str, number: str) -> list[str]:
+        """Return the ids of a job, or of a script's step and the steps of the script's pods."""
+        if self._around:
+            steps = commands.steps(self._around).items()
+            return [step.id for each, step in steps if each.startswith(name)]
+        # The keeper was killed before Slurm's answer: the name is unique.
+        return [number] if number else commands.jobs_named(name)
+
+    def _cancel(self, numbers: Sequence[str]) -> None:
+        if self._around:
+            # Slurm kills a cancelled step at once. TERM lets a pod remove its folder.
+            commands.cancel(numbers, "--signal=TERM")
+            self._await_end(numbers)
+            numbers = list(commands.jobs(numbers))
         commands.cancel(numbers)
         self._await_end(numbers)
 
@@ -573,7 +680,7 @@ class _StartWatch:
                 f" {self._last_lines(log, name)}"
             )
         if found is None or found.has_ended:
-            gone = f"Slurm no longer lists job {self._number}"
+            gone = f"Slurm no longer lists {commands.named(self._number)}"
             state = found.words() if found is not None else gone
             raise PodError(f"{state} before all pods had reported. {self._last_lines(log)}")
         if found.is_pending and found.reason in _HOPELESS:
