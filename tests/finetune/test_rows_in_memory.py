@@ -102,7 +102,8 @@ def test_rows_may_stand_in_an_object_a_mix_and_a_dict_of_parts() -> None:
     ("rows", "words"),
     [
         ([], "no rows"),
-        (["text"], "row 0 is of type str; a row is a dict"),
+        ([5], "row 0 is of type int; a row is a dict"),
+        (["text"], "a name, a path, rows"),
         ([{"a": b"bytes"}], "row 0, column 'a' has a value of type bytes"),
         ([{"a": "x"}, {"a": {"b": object()}}], "row 1, column 'a'"),
         ([{"a": float("inf")}], "row 0, column 'a'"),

@@ -282,7 +282,7 @@ def test_a_turn_of_weight_0_is_kept_as_one_that_is_not_learned() -> None:
     ("turns", "message"),
     [
         (weighted(0.5), sentence("and no part of its loss can be chosen", "0.5")),
-        (weighted("0"), sentence("and no part of its loss can be chosen", 0)),
+        (weighted("half"), sentence("and no part of its loss can be chosen", "half")),
         (weighted(0, 0), sentence("has no turn of the assistant to learn from", "messages")),
         (
             [{**CHAT[0], "weight": 1}, CHAT[1]],

@@ -1445,22 +1445,6 @@ def test_a_file_that_is_no_text_gets_the_advice_that_fits(
         prepared(tmp_path / name)
 
 
-class _DataFrame:
-    """Rows in memory, as libraries of tables have them."""
-
-    def to_json(self) -> str:
-        return "[]"
-
-
-@pytest.mark.parametrize("rows", [_DataFrame(), [{"text": "a"}]])
-def test_rows_in_memory_are_refused_with_the_way_to_a_file(rows: Any) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=sentence("and a dataset is a file", type(rows).__name__),
-    ):
-        FineTune(dataset=rows)
-
-
 @pytest.mark.parametrize("row", [{**ALPACA, "system": "Be brief."}, {**ALPACA, "history": HISTORY}])
 def test_a_model_without_chats_names_the_column_that_makes_a_chat(tmp_path: Path, row: Row) -> None:
     path = write(tmp_path / "rows.jsonl", [row] * 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -137,10 +138,10 @@ def test_no_row_reads_another_row_of_its_line(name: str) -> None:
     model = MODELS[name]()
     rows = rows_of(model)
     collate = collator(model)
-    (line,) = filled(rows, collate.most)
+    (line,) = filled(rows, sys.maxsize)
 
     def scores(some: list[Row]) -> torch.Tensor:
-        inputs = TokenTrainer.read(SimpleNamespace(reads_mask=True), collate(some))
+        inputs = TokenTrainer.read(SimpleNamespace(reads_mask=True), collate.of([some]))
         inputs.pop("labels")
         with torch.no_grad():
             return model(**inputs).logits[0]
@@ -404,4 +405,5 @@ def test_the_tokens_of_lines_are_counted_and_hardly_any_is_padding(
             str(end["padded_tokens_per_s"])
         )
         assert end["profiled_tokens"]
-    assert useful["single"] == 1.0 > 0.9 > useful["single-padded"]
+    least = {"tiny-llama": 0.99, "tiny-t5": 0.9}[model]
+    assert useful["single"] >= least > useful["single-padded"]

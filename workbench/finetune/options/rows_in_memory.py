@@ -61,8 +61,9 @@ def with_files(dataset: object) -> object:
 def _is_rows(value: object) -> bool:
     if isinstance(value, str | Mapping | os.PathLike):
         return False
-    named = (*_READERS, "to_json")
-    return isinstance(value, list) or any(hasattr(value, name) for name in named)
+    if isinstance(value, list):  # texts are names of files
+        return not all(isinstance(item, str) for item in value) or not value
+    return any(hasattr(value, name) for name in (*_READERS, "to_json"))
 
 
 def _as_file(rows: object) -> str:

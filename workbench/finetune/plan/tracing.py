@@ -34,7 +34,7 @@ layers spread over GPUs.
 _MEMORY_BYTES = 16 << 30
 _LIMIT_S = 300.0
 # Format of the cached files. A new number makes the older files be ignored.
-_FORM = 6
+_FORM = 7
 
 
 def cached_trace(request: Request) -> Trace | None:

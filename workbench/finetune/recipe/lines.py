@@ -24,6 +24,8 @@ LINE_TOKENS = 512
 
 The scores of longer lines would cost more than the padding that they save.
 """
+BIASED_LINE_TOKENS = 128
+"""The same for a T5, whose attention keeps a bias for every pair of tokens in memory."""
 _FLASH = ("flash_attention_2", "flash_attention_3")
 _MASKED = ("t5", "mt5", "umt5")
 """Model types of encoder-decoders whose rows can be separated by masks."""
@@ -55,7 +57,7 @@ def line_tokens(model: Any, training: Mapping[str, object]) -> int | None:
     attention = model.config._attn_implementation
     if model.config.is_encoder_decoder:
         masked = model.config.model_type in _MASKED and attention == "sdpa"
-        return LINE_TOKENS if masked else None
+        return BIASED_LINE_TOKENS if masked else None
     if "position_ids" not in signature(model.forward).parameters:
         return None
     # FlashAttention scores only pairs of tokens of the same row, and reads a single line.
@@ -88,6 +90,13 @@ class Lines:
         if not self.joins:
             return self.alone(rows)
         lines = filled(rows, self.most)
+        if _size(lines) >= _size([[row] for row in rows]):
+            # Rows of one length have no padding.
+            return self.alone(rows)
+        return self.of(lines)
+
+    def of(self, lines: Sequence[Sequence[Row]]) -> Batch:
+        """Return the batch of these lines."""
         if self._start_id is None:
             return self.alone([_joined(line) for line in lines])
         return _masked(lines, self._pad_id, self._start_id)
@@ -109,6 +118,13 @@ def filled(rows: Sequence[Row], most: int) -> list[list[Row]]:
     for row in sorted(rows, key=_sizes, reverse=True):
         min(lines, key=lambda line: sum(sum(_sizes(other)) for other in line)).append(row)
     return lines
+
+
+def _size(lines: Sequence[Sequence[Row]]) -> int:
+    """Return the number of tokens of a batch, padding included."""
+    inputs = max(sum(len(row["input_ids"]) for row in line) for line in lines)
+    labels = max(sum(len(row["labels"]) for row in line) for line in lines)
+    return len(lines) * (inputs + labels)
 
 
 def _sizes(row: Row) -> tuple[int, int]:

@@ -76,8 +76,8 @@ class LinesCheck(TrainerCallback):  # type: ignore[misc]  # transformers publish
         other = {**first, "input_ids": _replaced(first["input_ids"])}
         begin = len(first["labels"])
         end = begin + len(second["labels"])
-        joined = self._scores(collator([first, second]))[0, begin:end]
-        beside_other = self._scores(collator([other, second]))[0, begin:end]
+        joined = self._scores(collator.of([[first, second]]))[0, begin:end]
+        beside_other = self._scores(collator.of([[other, second]]))[0, begin:end]
         alone = self._scores(collator.alone([second, second]))[0, : end - begin]
         return _same(joined, beside_other, _EQUAL) and _same(joined, alone, _NEAR)
 

@@ -95,12 +95,7 @@ def read(number: str, gpu_type: str) -> Allocation:
 
 
 def _count(ids: str) -> int:
-    """Return how many numbers a list has.
-
-    Example:
-        >>> _count("0-3,8")
-        5
-    """
+    """Return how many numbers a list such as `0-3,8` has."""
     ends = [each.partition("-") for each in ids.split(",")]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 

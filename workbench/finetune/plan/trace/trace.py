@@ -332,10 +332,10 @@ def _step(
             recorder.piece_rows = _piece_rows(
                 lean, vocabulary, labels, gpu=bool(request.get("gpu"))
             )
-        batch: dict[str, Any] = {
-            "input_ids": torch.zeros(rows, length, dtype=torch.long),
-            "attention_mask": torch.ones(rows, length, dtype=torch.long),
-        }
+        batch: dict[str, Any] = {"input_ids": torch.zeros(rows, length, dtype=torch.long)}
+        # The trainer leaves out the mask of causal models.
+        if not causal or balances or lean is None:
+            batch["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
         if not causal:
             batch["decoder_input_ids"] = torch.zeros_like(labels)
         if balances:
