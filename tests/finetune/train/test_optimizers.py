@@ -155,6 +155,7 @@ def batches(root: Path) -> Iterator[dict[str, torch.Tensor]]:
         world_size=1,
         seed=job.seed,
         lengths=row_lengths(rows),
+        joins=lambda: True,
     )
     assert IGNORED == -100
     for _, numbers in zip(range(STEPS), order, strict=False):

@@ -30,6 +30,8 @@ COMMON = {
     "profile_step": 0,
     "max_target_length": 24,
     "learning_rate": 2e-2,
+    # Rows of a compiled model are padded, and would be grouped by length.
+    "train_sampling_strategy": "random",
 }
 
 # Number format of the saved weights of a model with files in bf16, by technique and precision.
