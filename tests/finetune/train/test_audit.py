@@ -10,15 +10,15 @@ from torch import nn
 from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.train.audit import TechniqueCheck, differences
-from workbench.finetune.train.settings import hold_fp32
-from workbench.finetune.train.sharding_audit import (
+from workbench.finetune.train.checks.sharding import (
     RankState,
     Share,
     engine_of,
     gradients_of,
     state_of,
 )
+from workbench.finetune.train.checks.technique import TechniqueCheck, differences
+from workbench.finetune.train.settings import hold_fp32
 
 WHOLE = 9000
 N = 3

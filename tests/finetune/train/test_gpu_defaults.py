@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.model.attention import choice, use_attention
 from workbench.finetune.model.layers import leave_casts_to_autocast
 from workbench.finetune.techniques.on_pods.sharding import shard_model
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.train.attention import choice, use_attention
 from workbench.finetune.train.settings import grow_segments
 
 pytestmark = pytest.mark.usefixtures("one_thread")

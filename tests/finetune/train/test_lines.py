@@ -32,7 +32,7 @@ from workbench.finetune.recipe.lean_loss import LeanLoss
 from workbench.finetune.recipe.lines import Lines, collator_of, filled
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler, pad
 from workbench.finetune.recipe.standalone import TokenTrainer
-from workbench.finetune.train.lines_check import LinesCheck
+from workbench.finetune.train.checks.lines import LinesCheck
 from workbench.finetune.train.measure.meter import tokens_of
 
 CPU = torch.device("cpu")
@@ -315,7 +315,7 @@ def wikisql_lengths() -> torch.Tensor:
 
 PADDED = """
 from workbench.finetune.recipe.lines import Lines
-from workbench.finetune.train.lines_check import LinesCheck
+from workbench.finetune.train.checks.lines import LinesCheck
 from workbench.finetune.train.main import main
 
 Lines.__call__ = lambda lines, rows: lines.alone(rows)

@@ -31,7 +31,6 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
-from workbench.finetune.model.attention import use_attention
 from workbench.finetune.model.files.older_form import save_tokenizer
 from workbench.finetune.model.files.opened import check_values
 from workbench.finetune.model.files.saving import Caches, caches_of, save_model
@@ -48,14 +47,15 @@ from workbench.finetune.recipe.lines import collator_of
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train import optimizers
-from workbench.finetune.train.audit import TechniqueCheck
+from workbench.finetune.train.attention import use_attention
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
+from workbench.finetune.train.checks.lines import LinesCheck
+from workbench.finetune.train.checks.technique import TechniqueCheck
 from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
 from workbench.finetune.train.guests.figures import PRODUCT_NAMES
-from workbench.finetune.train.lines_check import LinesCheck
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.finetune.train.measure.profile import (
     StepProfiler,

@@ -18,9 +18,9 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.finetune.techniques.technique import UPDATE
+from workbench.finetune.train.checks.deepspeed_json import in_effect, without_effect
+from workbench.finetune.train.checks.sharding import RankState, Share, gradients_of, state_of
 from workbench.finetune.train.evaluation import note
-from workbench.finetune.train.json_audit import in_effect, without_effect
-from workbench.finetune.train.sharding_audit import RankState, Share, gradients_of, state_of
 from workbench.rundir.events import emit
 
 _ARITHMETIC = {"bf16": "bfloat16", "fp16": "float16"}
