@@ -62,6 +62,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
             model="tiny-llama",
             technique=technique,
             sequence_parallel=shared,
+            # Shared rows are padded, and would be grouped by length.
+            train_sampling_strategy="random",
             per_device_train_batch_size=1,
             gradient_accumulation_steps=accumulation,
             per_device_eval_batch_size=2,
@@ -81,6 +83,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
             model="tiny-llama",
             technique=technique,
             per_device_train_batch_size=3,
+            train_sampling_strategy="random",
             max_steps=4,
             max_target_length=12,
             predict_rows=5,
