@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -44,7 +45,14 @@ def swap() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
+def disk() -> Iterator[Path]:
+    """A folder on a disk, where the folders of tests may be in memory."""
+    with tempfile.TemporaryDirectory(prefix="wb-", dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path, disk: Path) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("nvme"))
     make_model(plan.root / "model")
 
@@ -87,7 +95,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
     add("weights", 2, weights, technique="zero3-offload", save_steps=SAVED)
     saved = {"checkpoint": str(plan.root / "weights" / "checkpoints" / f"step-{SAVED}")}
     add("weights-on", 2, weights, saved, technique="zero3-offload", resume="a run")
-    add("disk", 1, to(plan.root / "swap"), technique="zero3-offload")
+    add("alone", 1, to(swap), technique="zero3-offload")
+    add("disk", 1, to(disk), technique="zero3-offload")
     add("groups", 4, {"zero_hpz_partition_size": 2}, technique="zero3")
     return plan.run()
 
@@ -157,7 +166,7 @@ def test_a_resumed_run_has_its_files_written_again(ran: dict[str, Ran], name: st
 
 
 def test_a_disk_that_would_be_misread_is_refused_before_the_model_is_loaded(
-    ran: dict[str, Ran],
+    ran: dict[str, Ran], disk: Path
 ) -> None:
     run = ran["disk"]
     if set(run.exit_codes.values()) == {0}:  # this machine's disk can be read to any address
@@ -168,7 +177,12 @@ def test_a_disk_that_would_be_misread_is_refused_before_the_model_is_loaded(
             "and DeepSpeed would train with wrong gradients without a word",
         )
         assert "loading model" not in [phase["name"] for phase in run.data("phase")]
-    assert not list((run.folder.parent / "swap").iterdir())
+    assert not list(disk.iterdir())
+
+
+def test_a_rank_alone_has_its_weights_in_files(ran: dict[str, Ran]) -> None:
+    assert set(ran["alone"].exit_codes.values()) == {0}, ran["alone"].stderr()
+    assert ran["alone"].curve("loss") == pytest.approx(ran["cpu"].curve("loss"), rel=1e-4)
 
 
 def test_a_build_is_told_again_and_again(

@@ -191,8 +191,9 @@ def _share(tensors: Iterable[Any], *, whole: int) -> Share:
     devices = set()
     for tensor in tensors:
         here = _local(tensor)
+        # A shard in a file of the rank is a tensor of one element, and knows its size.
+        size += int(getattr(here, "ds_numel", 0)) or here.numel()
         if here.numel():
-            size += here.numel()
             dtypes.add(str(here.dtype).removeprefix("torch."))
             devices.add(here.device.type)
     return Share(
