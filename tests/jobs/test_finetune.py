@@ -218,6 +218,10 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             + sentence("what a run writes is in its run directory"),
         ),
         (
+            {"training": {"torch_compile_mode": "max-autotune"}},
+            sentence("training {} does nothing without torch_compile", "torch_compile_mode"),
+        ),
+        (
             {"num_train_epochs": 3},
             sentence("option {} is not known", "job", "num_train_epochs", "use epochs"),
         ),

@@ -46,6 +46,10 @@ def check_training(job: FineTuneOptions) -> None:
             )
         if name not in ALLOWED:
             raise one_of("training argument", name, sorted(ALLOWED))
+        if name.startswith("torch_compile_") and not job.torch_compile:
+            raise ConfigError(
+                f"training {name!r} does nothing without torch_compile. Add torch_compile=True"
+            )
 
 
 def option_hint(name: str) -> str:
