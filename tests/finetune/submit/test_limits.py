@@ -404,6 +404,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         ["tokenizer_config.json", "'eos_token'"],
     ),
     **{
+        f"{side} {value!r}": (
+            changed("tokenizer_config.json", **{side: value}),
+            {},
+            ["tokenizer_config.json", f"{side} {value!r}", "'left' or 'right'"],
+        )
+        for side, value in (("padding_side", "middle"), ("truncation_side", None))
+    },
+    **{
         f"longest text {longest!r}": (
             changed("tokenizer_config.json", model_max_length=longest),
             {},

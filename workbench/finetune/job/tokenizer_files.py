@@ -72,6 +72,13 @@ class Tokens:
 def check_is_there(folder: Path) -> None:
     """Raise ConfigError for a model's folder without a tokenizer."""
     config = read_object(folder / _CONFIG)
+    for side in ("padding_side", "truncation_side"):
+        value = config.get(side, "right")
+        if value not in ("left", "right"):
+            raise ConfigError(
+                f"{folder / _CONFIG} has {side} {shortened(value)}. Write 'left' or 'right', or "
+                "drop the entry"
+            )
     # Any broken file is named before the pods start.
     for name in ("special_tokens_map.json", "added_tokens.json"):
         read_object(folder / name)
