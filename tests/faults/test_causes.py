@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.disks import folder_on_disk
 from tests.support.sentences import says
 from workbench import FineTune, Script
 from workbench.rundir.spec import RunSpec
@@ -127,17 +129,23 @@ def training(**options: object) -> FineTune:
     return FineTune(**{"dataset": small, "technique": "single", **short, **options})  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    with folder_on_disk() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None,
     reason="needs root and unshare, for a /dev/shm of its own",
 )
-def test_shared_memory_that_is_too_small_is_told(tmp_path: Path) -> None:
+def test_shared_memory_that_is_too_small_is_told(disk: Path) -> None:
     """Row 9. Pods, keeper and all see a /dev/shm of 1 MiB; a rank writes 16 into it."""
-    script = tmp_path / "script" / "shared.py"
+    script = disk / "script" / "shared.py"
     script.parent.mkdir()
     script.write_text(SHARED_MEMORY)
     words = ["mount -t tmpfs -o size=1m,mode=1777 faults /dev/shm", 'exec "$@"']
-    inside = [sys.executable, "-c", IN_A_SMALL_PLACE, str(tmp_path / "c"), str(script)]
+    inside = [sys.executable, "-c", IN_A_SMALL_PLACE, str(disk / "c"), str(script)]
     argv = ["unshare", "--mount", "sh", "-c", " && ".join(words), "sh", *inside]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -9,12 +9,12 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.disks import folder_on_disk
 from tests.support.forkedruns import Plan, Ran
 from tests.support.poll import until
 from tests.support.sentences import says
@@ -46,8 +46,7 @@ def swap() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def disk() -> Iterator[Path]:
-    """A folder on a disk, where the folders of tests may be in memory."""
-    with tempfile.TemporaryDirectory(prefix="wb-", dir="/var/tmp") as folder:
+    with folder_on_disk() as folder:
         yield Path(folder)
 
 

@@ -135,7 +135,7 @@ class FineTuneOptions(Record):
     dataset: Annotated[
         PathText | Mapping[str, object],
         BeforeValidator(with_files),
-        Allowed("a name, a path, rows as a table or a list of dicts, or an object with 'kind'"),
+        Allowed("a name, a path, rows in memory, or an object with 'kind'"),
     ] = "wikisql-mini"
     """Name (`wikisql-mini`), path, rows in memory, or object with `kind` and its options.
 
