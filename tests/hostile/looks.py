@@ -63,6 +63,7 @@ NOT_CALLED = {
     "compose": "draws a form of the user's words",
     "fill_prompt": "joins texts of the user",
     "load_deepspeed_config": "reads a file that the user names; the user's links are followed",
+    "delete": "removes the directory at the user's wish, and of a link the link alone",
     "log": "prints an event on a rank",
     "mini_rows": "generates rows",
     "nodes": "asks a cluster of Kubernetes",
@@ -231,9 +232,9 @@ def commands(reader: Reader, run: Run) -> Iterator[Look]:
         if isinstance(action, argparse._SubParsersAction)
     ]
     for verb, parser in verbs.choices.items():
-        # Some start the pods of the user's SPEC.json, some wait for a run or end it, and one reads
-        # no file.
-        if verb in ("run", "doctor", "verify", "attach", "stop", "completion"):
+        # Some start the pods of the user's SPEC.json, some wait for a run or end it, one deletes,
+        # and one reads no file.
+        if verb in ("run", "doctor", "verify", "attach", "stop", "rm", "completion"):
             continue
         words = [verb]
         flags = []
