@@ -53,6 +53,7 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
+from workbench.rundir.thinned import ThinnedWriter
 from workbench.rundir.totals import RunTotals, TotalsTail
 from workbench.rundir.view import RunView
 
@@ -208,6 +209,7 @@ class Files:
             self.cluster.config: {"backend": {"kind": "local"}, "pods": {}, "count": 3},
         }.items():
             path.write_text(json.dumps(content))
+        ThinnedWriter(self.run.events).renew(0)
 
     def target(self, path: Path, *reads: Callable[[], object]) -> Target:
         """Make the target of a file, with everything that reads it."""

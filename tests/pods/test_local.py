@@ -305,6 +305,7 @@ with Cluster(LocalPods(), PodSpec(), count=1, path=folder / "cluster", warm=Fals
     result = run.wait(300, progress=False).raise_for_status()
     print(run.logs())
     print((run.path / "outputs/made.bin").stat().st_size)
+print((folder / "cluster/keeper.log").read_text())
 """
 
 

@@ -566,6 +566,16 @@ ELSEWHERE: Mapping[str, str] = {
     "Call the cluster's close() again once the server answers": (
         "test_kubernetes.py::test_what_could_not_be_deleted_is_told_and_deleted_later"
     ),
+    "SlurmPods(new_job=True": ("test_slurm_inside.py::test_a_new_job_is_submitted_only_when_asked"),
+    "count is {}, and the Slurm job {} around this notebook has": (
+        "test_slurm_inside.py::test_pods_that_the_job_has_no_room_for_are_refused_before_a_start"
+    ),
+    "a pod takes {} {} (PodSpec.{}), and the Slurm job": (
+        "test_slurm_inside.py::test_pods_that_the_job_has_no_room_for_are_refused_before_a_start"
+    ),
+    "Start this notebook outside the ended job": (
+        "test_slurm_inside.py::test_a_new_job_is_submitted_only_when_asked"
+    ),
     "the cluster's directory holds pods already": (
         "test_local.py::test_launching_twice_and_into_a_used_directory"
     ),

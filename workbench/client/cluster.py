@@ -174,6 +174,8 @@ class Cluster(LiveDisplayable, Submission):
     def start(self, *, wait: bool = True) -> Self:
         """Start the keeper and wait until every pod is reachable. A closed cluster starts again.
 
+        A ready cluster of this notebook is returned at once.
+
         If the pods still wait, also under another process's `start`, wait for these pods. On Slurm
         and on Kubernetes with `queue`, an interrupt or the end of this process ends only the
         waiting: the request for pods stays until `close`. Elsewhere, and in a `with` block that
@@ -198,6 +200,8 @@ class Cluster(LiveDisplayable, Submission):
         if is_left(self._paths, self.spec):
             self._succeed()
             self._held = True
+            return self
+        if self._held and self.phase == "ready":
             return self
         if (self._held and self.phase == "starting") or waits_in_queue(self._paths, self.spec):
             self._held = True
@@ -237,7 +241,7 @@ class Cluster(LiveDisplayable, Submission):
             raise
 
     def __enter__(self) -> Self:
-        return self if self._held and self.phase == "ready" else self._start(stays=False)
+        return self._start(stays=False)
 
     def __exit__(self, *_exc: object) -> None:
         if not self._attached:
