@@ -30,7 +30,8 @@ LEFT_AFTER_S = 300.0
 # Folders of tests lie in memory where there is room. On a disk a journal waits for each decision,
 # and the tests of journals take four times as long.
 MEMORY = Path("/dev/shm")
-MEMORY_BYTES = 8 << 30
+MEMORY_BYTES = 16 << 30
+"""Free memory that is asked: a whole session has 5 GB there, and its processes take 12 GB."""
 BROWSER = "tests/browser/"
 pytest.register_assert_rewrite(
     "tests.support.forkedruns"
