@@ -34,7 +34,7 @@ def test_an_ended_run_is_deleted_with_all_below_and_links_lose_only_the_link(
 @pytest.mark.parametrize("place", ["s3://bucket/prefix", "/lustre/me/checkpoints"])
 def test_checkpoints_elsewhere_stay_and_are_named(tmp_path: Path, place: str) -> None:
     run = make_run(tmp_path / "aaa", 1.0, {"checkpoints": place})
-    assert run.delete() == [f"checkpoints in {place} stay"]
+    assert run.delete() == [f"the files of the run in {place} stay"]
 
 
 @pytest.mark.parametrize("state", [each for each in RunState if not each.is_terminal])

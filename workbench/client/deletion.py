@@ -68,12 +68,12 @@ def all_but_best(
 
 
 def _elsewhere(paths: RunPaths) -> list[str]:
-    """Return notes on checkpoints and models of the run that are in no run directory."""
+    """Return a note on the folder or store of the run's checkpoints, which may have its model."""
     try:
         job = RunSpec.load(paths.spec, of_run=True).job.to_dict()
     except (RunError, ConfigError, Unreadable):
         return []
     where = str(job.get("checkpoints") or "")
     if "/" in where:
-        return [f"checkpoints in {where} stay"]
+        return [f"the files of the run in {where} stay"]
     return []

@@ -570,7 +570,7 @@ class Run(LiveDisplayable):
     def delete(self) -> list[str]:
         """Delete the run directory with logs, checkpoints and model.
 
-        Exported copies stay, and so do checkpoints in a shared folder or an object store.
+        Exported copies stay, and so do files of the run in a shared folder or an object store.
 
         Returns:
             Notes on what stays elsewhere.
