@@ -1,1 +1,1 @@
-"""`workbench mcp`: the verbs of this package for coding agents, over the Model Context Protocol."""
+"""`workbench mcp`: tools for coding agents, over the Model Context Protocol."""

@@ -1,6 +1,6 @@
-"""The folder that an agent's paths must stay in.
+"""The folder around all paths of an agent.
 
-Checks the paths that a request names. A script of a submitted job runs as the user, and is not
+Checks the paths in a request. A script of a submitted job runs as the user, and is not
 bounded here.
 """
 
@@ -36,7 +36,7 @@ class Bounds:
         return path
 
     def check(self, values: Mapping[str, object]) -> None:
-        """Refuse a job with an option that names a file or folder outside.
+        """Refuse a job with the path of a file or folder outside.
 
         Raises:
             ConfigError: The message has option and path.

@@ -30,7 +30,7 @@ A refusal names the option and the remedy. A failed run names its error and reme
 
 
 def serve(root: Path) -> None:
-    """Serve an agent on standard input and output until the agent closes them."""
+    """Serve an agent on standard input and output until the agent ends the session."""
     server(root).run("stdio")
 
 
@@ -52,7 +52,7 @@ def server(root: Path) -> MCPServer:
 
 
 def _answered(tool: Callable[_P, Answer]) -> Callable[_P, CallToolResult]:
-    """Return a tool whose refusals are results, so that the agent reads them."""
+    """Return a tool with refusals as results, for the agent to read."""
 
     @functools.wraps(tool)
     def call(*args: _P.args, **options: _P.kwargs) -> CallToolResult:
@@ -77,7 +77,7 @@ def _result(text: str, facts: Mapping[str, object], *, is_error: bool = False) -
 
 
 def _facts_of(error: WorkbenchError | OSError) -> dict[str, object]:
-    """Return the fields of an error. The first sentence says what is wrong, the rest what to do."""
+    """Return the fields of an error. The first sentence is the problem, the rest the remedy."""
     problem, *rest = _REMEDY.split(printable(str(error)), maxsplit=1)
     facts: dict[str, object] = {
         "error": type(error).__name__,

@@ -1,8 +1,7 @@
-"""The tools of the server. A docstring is the description that an agent reads.
+"""The tools of the server. Agents read the docstrings.
 
 Every tool returns text as in a terminal, and the same facts as JSON. Tools of long work return
-after a bounded wait. Nothing that a tool started ends with the server: pods stop after their idle
-time, and runs continue.
+after a bounded wait. Pods and runs outlive the server. Pods stop after their idle time.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _TAIL = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a tool returns."""
+    """Answer of a tool."""
 
     text: str
     """The words of a terminal."""
@@ -155,7 +154,7 @@ class Tools:
             try:
                 run = target.submit(spec.job, pods=pods)
             except BaseException:
-                # Refused: pods that nobody asked for must not stay.
+                # Refused: pods without a run must not stay.
                 target.close()
                 raise
         facts = {"run": run.id, "path": str(run.path), "cluster": str(target.path)}
@@ -178,7 +177,7 @@ class Tools:
         return Answer(text="\n".join(filter(None, [words, tail])), facts=facts)
 
     def logs(self, run: str, rank: int = 0, tail: int = 200) -> Answer:
-        """Return the last lines that a rank printed."""
+        """Return the last lines of a rank's output."""
         text = self._run(run).logs(rank, tail=tail)
         return Answer(text=text or f"Rank {rank} printed nothing.", facts={"log": text})
 
@@ -201,7 +200,7 @@ class Tools:
         return Answer(text=str(result), facts={"run": found.id, **result.to_dict()})
 
     def compare(self, runs: list[str]) -> Answer:
-        """Compare runs: the options that differ, figures, and what makes the runs incomparable."""
+        """Compare runs: different options, figures, and reasons against a comparison."""
         comparison = compare_runs([self._run(name) for name in runs])
         facts = {"runs": comparison.to_dataframe().to_dict("records"), "notes": comparison.notes}
         return Answer(text=str(comparison), facts=facts)
@@ -314,4 +313,4 @@ TOOLS: Mapping[str, Literal["reads", "adds", "destroys"]] = {
     "close": "destroys",
     "delete": "destroys",
 }
-"""Every tool, and what it changes."""
+"""Every tool, and its effect on files and processes."""
