@@ -19,7 +19,7 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
+from workbench.base.errors import ConfigError, DiskFull, WorkbenchError, require_package
 from workbench.base.files.disk import full_disk_named
 from workbench.base.files.folders import remove_folder
 from workbench.base.versions import VERSION
@@ -280,6 +280,15 @@ def _report(args: argparse.Namespace) -> bool:
     return True
 
 
+def _mcp(_args: argparse.Namespace) -> bool:
+    """Serve a coding agent on standard input and output, within the current folder."""
+    require_package("mcp", "`workbench mcp`", extra="mcp")
+    from workbench.mcp.server import serve
+
+    serve(Path.cwd())
+    return True
+
+
 def _completion(args: argparse.Namespace) -> bool:
     """Write the script that completes the commands of a shell."""
     import shtab
@@ -346,6 +355,10 @@ def _parser() -> argparse.ArgumentParser:
         help="where to; default: the current folder",
     )
     report.set_defaults(verb=_report)
+    mcp = commands.add_parser(
+        "mcp", help="serve a coding agent over the Model Context Protocol, in the current folder"
+    )
+    mcp.set_defaults(verb=_mcp)
     completion = commands.add_parser(
         "completion", help="print the script that completes these commands in a shell"
     )

@@ -41,6 +41,7 @@ _LEFT_OUT = (
     "handover/slurm.py",
     "keeper",
     "lab",
+    "mcp",
     "pods/bootstrap/worker.py",
     "pods/cml",
     "pods/doctor",

@@ -1,0 +1,1 @@
+"""`workbench mcp`: tools for coding agents, over the Model Context Protocol."""
