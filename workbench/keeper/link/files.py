@@ -159,6 +159,11 @@ class ContentStore:
 class PodFiles:
     """Transfer files. A subclass provides the connection."""
 
+    peers: Peers | None = None
+    """Pods of the cluster that send files to each other. None: this machine sends all files."""
+    unshared = ""
+    """Why this machine last sent a file that another pod has. Empty: it sent no such file."""
+
     def __init__(
         self,
         pod: Pod,
@@ -173,10 +178,6 @@ class PodFiles:
         """Probed folders visible to the pod."""
         self.common: tuple[PurePosixPath, ContentStore] | None = None
         """Store in the shared folder of the pod's run. None: files go to the pod's own store."""
-        self.peers: Peers | None = None
-        """Pods of the cluster that send files to each other. None: this machine sends all files."""
-        self.unshared = ""
-        """Why this machine last sent a file that another pod has. Empty: it sent no such file."""
         self.transfer: TransferStatus | None = None
         """Current transfer of a large file. None: no transfer."""
         self.reason_gone: Callable[[float], str] = lambda _silent_s: ""
