@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.sentences import sentence
 from tests.support.takeover import counting, exact, kill_keeper, printed
-from workbench import Cluster, LocalPods, PodSpec, Run
+from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.messages.wire import Refused, ask
+from workbench.client import submission
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.register.registered import (
     was_taken,
@@ -205,3 +206,23 @@ def test_a_run_is_cancelled_while_another_keeper_still_looks_for_its_pods(
             wake()
         assert world.ended(run).state is RunState.CANCELLED
         exact(run, 100)
+
+
+def test_a_submit_that_reads_rows_for_longer_than_the_idle_limit_keeps_its_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 GB of rows took 22 minutes on a busy machine, and the cluster had closed meanwhile."""
+    prepare = submission.prepare_run
+    limit_s = 12
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        time.sleep(2.5 * limit_s)
+        return prepare(*args, **options)
+
+    monkeypatch.setattr(submission, "prepare_run", slowly)
+    (tmp_path / "say.py").write_text("print('said')\n")
+    options = {"path": tmp_path / "c", "warm": False, "idle_timeout_s": limit_s}
+    with Cluster(LocalPods(), PodSpec(cpus=1), **options) as cluster:  # type: ignore[arg-type]
+        run = cluster.submit(Script(path=str(tmp_path / "say.py")))
+        run.wait(300, progress=False).raise_for_status()
+    assert not [each for each in threading.enumerate() if each.name == "kept up"]

@@ -181,6 +181,19 @@ def test_globs_lists_and_folders(tmp_path: Path) -> None:
     assert (targets(train), targets(evaluation)) == (["0"] * 3 + ["1"] * 3, ["2"] * 3 + ["3"] * 3)
 
 
+def test_rows_that_will_find_no_room_are_named_before_they_are_read(tmp_path: Path) -> None:
+    for name in ("part-0.jsonl", "part-1.jsonl"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(4 << 40)  # without blocks on the disk
+    rows: dict[str, Any] = {"kind": "files", "train": str(tmp_path / "*.jsonl")}
+    told = r"have 8192\.0 GiB, and the check writes about 16384\.0 GiB to .*, where .* GiB are free"
+    with pytest.warns(RuntimeWarning, match=told), pytest.raises(ConfigError, match="line 1"):
+        prepare(dataset_from(rows), tmp_path / "run")
+    # A part of the rows may be small.
+    with pytest.raises(ConfigError, match="line 1"):
+        prepare(dataset_from({**rows, "limit": 3}), tmp_path / "run")
+
+
 def test_a_mix_takes_rows_by_weight_and_all_evaluation_rows(tmp_path: Path) -> None:
     for name, rows in (("a", 40), ("b", 10)):
         write_text(

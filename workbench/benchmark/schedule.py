@@ -18,6 +18,7 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
+from workbench.client.submission import kept_up
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
@@ -173,7 +174,8 @@ class Schedule:
         try:
             ask_pods = partial(held_checkpoint, Path())
             root = self._new_folder(item)
-            prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
+            with kept_up(self._cluster.path, self._cluster.spec.idle_timeout_s):
+                prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
             memory_gib = item.memory.gib
             note = {**item.note, "predicted_memory_gib": memory_gib}
             run = self._cluster.submit_prepared(prepared, note)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +46,28 @@ logger = logging.getLogger(__name__)
 # Pods that hang in the folder have a minute.
 _PROBED_S = 180.0
 _ANSWER_S = 30.0  # usually the keeper takes a run in milliseconds
+_WORDS = 4  # requests to the keeper in each idle limit
+
+
+@contextmanager
+def kept_up(cluster: Path, limit_s: float | None) -> Iterator[None]:
+    """Keep the idle pods of a cluster up: the check of a large dataset takes more than the limit.
+
+    `limit_s`: the cluster's `idle_timeout_s`.
+    """
+    socket = ClusterPaths(cluster).socket
+    over = threading.Event()
+
+    def send() -> None:
+        while limit_s and not over.wait(limit_s / _WORDS):
+            with suppress(RunError):
+                ask(socket, {"op": "status"})
+
+    threading.Thread(target=send, name="kept up", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Submission:
@@ -288,4 +312,5 @@ class Submission:
         script = as_script(job, self.path / "functions", status.pods)
         spec = RunSpec(cluster=self.spec, job=script, pods=pods)
         ask_pods = partial(checkpoint_on_pods, self.path)
-        return prepare_run(spec, root=root, parent=parent, ask_pods=ask_pods, pods=status.pods)
+        with kept_up(self.path, self.spec.idle_timeout_s):
+            return prepare_run(spec, root=root, parent=parent, ask_pods=ask_pods, pods=status.pods)

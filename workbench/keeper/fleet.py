@@ -15,6 +15,7 @@ from workbench.base.package import package_zip
 from workbench.keeper.boundary import isolate_pod_errors
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.files import ContentStore
+from workbench.keeper.link.peers import Peers
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.keeper.resource_limits import in_threads, start_thread
 from workbench.pods.backends import backend_from_dict
@@ -229,8 +230,10 @@ class Fleet:
             )
             for pod in self.pods
         ]
+        peers = Peers()
         for link in self._links:
             link.reason_gone = partial(self._reason_gone, link.pod.name)
+            link.peers = peers
 
     def give_up(self) -> None:
         """Make a pending launch fail soon, even from another thread or before the launch starts."""

@@ -92,7 +92,7 @@ def test_adapters_alone_are_in_checkpoints_and_in_the_saved_model() -> None:
     assert found["model from the hub"].size == 4 * (SIZE - 10)
 
 
-def test_a_folder_and_rows_of_this_machine_go_to_every_pod(tmp_path: Path) -> None:
+def test_a_folder_and_rows_of_this_machine_leave_it_once(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     config = {"model_type": "llama", "dtype": "bfloat16"}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
@@ -107,12 +107,14 @@ def test_a_folder_and_rows_of_this_machine_go_to_every_pod(tmp_path: Path) -> No
     setting = setting_of(job, pods=4, gpus=8, model=config)
     found = {each.what: each for each in transfers_of(job, setting, TRACE)}
     model = found["model to all pods"]
-    assert (model.size, model.here, model.pod) == (2 * SIZE, 8 * SIZE, 2 * SIZE)
+    # The first of four pods takes one copy, and sends two to other pods.
+    assert (model.size, model.here, model.pod) == (2 * SIZE, 2 * SIZE, 6 * SIZE)
     sent = found["rows to all pods"]
-    assert (sent.here, sent.pod) == (4 * rows.stat().st_size, rows.stat().st_size)
+    assert (sent.here, sent.pod) == (rows.stat().st_size, 3 * rows.stat().st_size)
     shared = transfers_of(job.replace(checkpoints="/lustre/runs"), setting, TRACE)
     once = {each.what: each.here for each in shared}
     assert once["model to all pods"] == 2 * SIZE
+    assert max(each.pod for each in shared if each.what == "model to all pods") == 2 * SIZE
     assert once["rows to all pods"] == rows.stat().st_size
     # Files in bf16 are saved in bf16 again.
     assert found["trained model"].size == 2 * SIZE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 from pathlib import Path
 
 from workbench.base.json_values import as_str
@@ -55,18 +56,20 @@ def transfers_of(job: FineTune, setting: Setting, trace: Trace) -> Sequence[Tran
     """Return what a job moves between this machine and its pods, in the order of a run."""
     pods = max(1, setting.ranks // setting.on_pod)
     found = []
-    # Pods with a shared folder take from there what this machine sends once.
-    sent = 1 if job.checkpoint_folder else pods
+    # This machine sends a file once. Without a shared folder, the pods send copies to each other,
+    # and the first pod sends one in each turn.
+    through = 1 if job.checkpoint_folder else 1 + ceil(log2(pods))
     kind = model_kind(job.model)
     adapters = trace.trained if trace.trained < trace.parameters else 0
     files = setting.file_bytes * (trace.parameters - adapters)
     if kind == "folder":
-        found.append(Transfer(what="model to all pods", size=files, here=sent * files, pod=files))
+        pod = through * files
+        found.append(Transfer(what="model to all pods", size=files, here=files, pod=pod))
     elif kind == "hub":
         found.append(Transfer(what="model from the hub", size=files, here=0, pod=files))
     rows = _bytes_of_rows(job)
     if rows:
-        found.append(Transfer(what="rows to all pods", size=rows, here=sent * rows, pod=rows))
+        found.append(Transfer(what="rows to all pods", size=rows, here=rows, pod=through * rows))
     found += _of_checkpoints(job, pods, *checkpoint_bytes(setting, trace))
     saved = FP32 * adapters or setting.saved_bytes * trace.parameters
     if job.checkpoint_folder:

@@ -6,6 +6,7 @@ Equal content is sent once.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import threading
 import time
@@ -15,18 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from workbench.base.errors import RemoteError
+from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import read_bytes, records, write_bytes
-from workbench.base.words import pluralize
+from workbench.base.words import pluralize, truncate
+from workbench.keeper.link.peers import Peers
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.resource_limits import TRANSFERS, start_thread
 from workbench.pods.pod import Pod, Report
 from workbench.pods.ssh.bulk.transfer import (
     LARGE,
+    PodOffer,
     Progress,
     SshRoute,
     fetch_file,
     route_to,
+    send_between,
     send_file,
 )
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
     from workbench.pods.ssh.identity import Identity
 
+logger = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _SHOWN_S = 2.0
 _MIB = 1 << 20
@@ -154,6 +159,11 @@ class ContentStore:
 class PodFiles:
     """Transfer files. A subclass provides the connection."""
 
+    peers: Peers | None = None
+    """Pods of the cluster that send files to each other. None: this machine sends all files."""
+    unshared = ""
+    """Why this machine last sent a file that another pod has. Empty: it sent no such file."""
+
     def __init__(
         self,
         pod: Pod,
@@ -183,6 +193,11 @@ class PodFiles:
         """Name of the pod."""
         return self.pod.name
 
+    @property
+    def address(self) -> str:
+        """Address of the pod for the other pods."""
+        return self.pod.address
+
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output."""
         raise NotImplementedError
@@ -206,11 +221,25 @@ class PodFiles:
         self._connection().put_bytes(data, path)
 
     def put_once(self, local: Path, digest: str) -> str:
-        """Send a file of any size to a store, once per content. Return its path on the pod."""
+        """Send a file of any size to a store, once per content. Return its path on the pod.
+
+        A pod takes a large file from another pod of the cluster that has the file.
+        """
         store, stock = self.common or (self.store, self._stock)
         path = str(store / digest[:32])
+        is_large = local.stat().st_size >= LARGE
+        peers = self.peers if is_large and not self.common else None
 
         def send() -> None:
+            if peers is None:
+                send_from_here()
+            else:
+                peers.deliver(digest, self, take, send_from_here)
+
+        def take(source: PodFiles) -> bool:
+            return self._take(local.name, digest, source, path)
+
+        def send_from_here() -> None:
             if self.put_file(local.resolve(), path) != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(
@@ -222,7 +251,39 @@ class PodFiles:
             return self.retry_until_lease(lambda ssh: self._look(ssh, path, digest, stamp))
 
         stock.ensure(path, self.pod.name, look, send)
+        if peers is not None:
+            peers.add(digest, self)
         return path
+
+    def _take(self, name: str, digest: str, source: PodFiles, path: str) -> bool:
+        """Take a file from another pod. Return False, and say why, if the file did not arrive."""
+        assert self.peers is not None
+        offer = PodOffer(
+            path=str(source.store / digest[:32]),
+            address=source.address,
+            sha256=digest,
+            key=self.peers.key,
+        )
+        giver = route_to(source.pod, source._identity, self._lease_s, source.reason_gone)
+
+        def carry(taker: SshRoute, tell: Progress) -> str:
+            send_between(giver, taker, offer, path, self._part_of(path), tell)
+            return digest
+
+        try:
+            self._carry(name, carry)
+        except DiskFull:
+            raise
+        except RemoteError as error:
+            offered = error.host != source.pod.address
+            self.peers.blame(digest, source, self, offered=offered)
+            self.unshared = (
+                f"{self.name} gets {name} from this machine, because the file did not arrive from "
+                f"{source.name}: {truncate(error)}"
+            )
+            logger.warning("%s", self.unshared)
+            return False
+        return True
 
     def size(self, remote: str) -> int:
         return self.retry_until_lease(lambda ssh: ssh.size(remote))
@@ -277,17 +338,19 @@ class PodFiles:
     def put_file(self, local: Path, path: str) -> str:
         """Send a file of any size to a path on the pod with mode 0600. Return its digest."""
         if local.lstat().st_size >= LARGE:
-            # Pods may share the folder, also pods of another cluster.
-            cluster = self._identity.folder.parent.name[:8]
-            part = f"{path}.{cluster}.{self.pod.name}.part"
 
             def send(route: SshRoute, tell: Progress) -> str:
-                return send_file(route, local, path, part, tell)
+                return send_file(route, local, path, self._part_of(path), tell)
 
             return self._carry(local.name, send)
         data = read_bytes(local, limit=LARGE)
         self.retry_until_lease(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
+
+    def _part_of(self, path: str) -> str:
+        # Pods may share the folder, also pods of another cluster.
+        cluster = self._identity.folder.parent.name[:8]
+        return f"{path}.{cluster}.{self.pod.name}.part"
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
         begun = -1

@@ -38,6 +38,7 @@ from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
@@ -252,6 +253,12 @@ class Attempt:
 
         for step in (one, again):
             c.everywhere(partial(self._retry_until_lease, step))
+        for link in c.links:
+            if link.unshared:
+                data = {"message": link.unshared}
+                kind = EventKind.NOTE
+                self._journal.event(Event(time_s=now_s(), rank=None, kind=kind, data=data))
+                link.unshared = ""
         plan = launch_plan(c, self.master_port)
         self.command = build_command(plan)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.files.disk import free_bytes
 from workbench.base.record import Allowed, Count, Record, Text
+from workbench.base.words import size
 from workbench.finetune.data.column_checks import Written
 from workbench.finetune.data.columns import possible_columns
 from workbench.finetune.data.decompress import check_encoding
@@ -221,10 +224,15 @@ class RowFiles(Record):
             part=self.limit if isinstance(self.limit, str) else None,
             seed=self.seed,
         )
+        train = self.paths("train")
+        evaluation = self.paths("eval")
+        if self.limit is None:
+            # Rows are first written together, and then divided into two files.
+            _warn_of_room(folder, [*train, *evaluation], times=1 if evaluation else 2)
         return write_files(
             folder,
-            train=self.paths("train"),
-            evaluation=self.paths("eval"),
+            train=train,
+            evaluation=evaluation,
             tables=self.paths("tables"),
             columns=self.columns,
             ignore=self.ignore,
@@ -234,6 +242,23 @@ class RowFiles(Record):
             given={"kind": self.kind, "train": self.train},
             refusal=refusal,
             reader=reader,
+        )
+
+
+def _warn_of_room(folder: Path, paths: Sequence[Path], *, times: int) -> None:
+    """Warn if the copy of the rows will probably find no room, before hours of reading.
+
+    Compressed rows need more room, and columns that are not read need none.
+    """
+    rows = sum(path.stat().st_size for path in paths if path.is_file())
+    free = free_bytes(folder)
+    if times * rows > free:
+        warnings.warn(
+            f"the files of rows have {size(rows)}, and the check writes about {size(times * rows)} "
+            f"to {folder.parent}, where {size(free)} are free. Use a part of the rows (limit=…), "
+            "or keep the runs on another disk",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 

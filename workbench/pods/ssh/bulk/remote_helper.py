@@ -4,7 +4,8 @@
 of the whole file. With names after it, `send` does the same for files of the folder PATH, joined.
 `receive PATH PART` reports the size of a part, takes the rest, and renames the file if the SHA-256
 agrees. `take PATH SIZE SHA256` receives a small file. `holds PATH SHA256 STAMP` checks a file.
-`size PATH` reports the size of a file.
+`size PATH` reports the size of a file. `offer PATH` sends a file to another pod, and `collect PATH
+PART` receives the file there: over TLS, and both ends have the one key that standard input names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -21,7 +23,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+TYPE_CHECKING = False  # `typing` takes longer to import than a small file to travel
+if TYPE_CHECKING:
+    import ssl
+
 _PIECE = 1 << 20
+_CONNECT_S = 10.0
+_OFFERED_S = 60.0  # until the other pod connects, and for each piece
+_TOLD_S = 1.0  # between two lines about the bytes that have come
 _WRITER_S = 10.0  # for another that writes the same part
 _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not notice for hours
 
@@ -35,6 +44,8 @@ def main(argv: list[str]) -> int:
         "take": _take,
         "holds": _holds,
         "size": _size,
+        "offer": _offer,
+        "collect": _collect,
     }
     try:
         return verbs[verb](path, *rest)
@@ -101,58 +112,87 @@ def _pieces(files: list[str], sizes: list[int], cut: int) -> Iterator[bytes]:
 
 
 def _receive(path: str, shared: str) -> int:
+    return _take_from(path, shared, open(0, "rb", closefd=False), _say)
+
+
+def _take_from(
+    path: str,
+    shared: str,
+    source: io.BufferedReader,
+    answer: Callable[..., None],
+    expected: str = "",
+) -> int:
+    """Take the rest of a part from the side that `answer` tells about the part.
+
+    The file gets its name only with the SHA-256 `expected`, if one is given.
+    """
     _make_folder(path)
     part, file = _own_part(shared)
     spoilt = part != shared
     try:
-        return _fill(path, part, file, shared)
-    except OSError:
-        spoilt = True  # the room is needed
+        digest = hashlib.sha256()
+        have = os.fstat(file).st_size
+        _read(file, have, digest)
+        answer(have=have, prefix=digest.hexdigest())
+        asked = json.loads(source.readline() or "{}")
+        if asked.get("offset") == 0:
+            digest = hashlib.sha256()
+        if not asked:
+            return 1
+        offset = asked["offset"]
+        size = asked["size"]
+        os.ftruncate(file, offset)
+        os.lseek(file, offset, os.SEEK_SET)
+        if shutil.disk_usage(os.path.dirname(part)).free < size - offset:  # noqa: PTH120
+            _say_full(path, size - offset)
+            return 1
+        if not _fill(file, source, digest, offset, size, tells=bool(expected)):
+            return 1  # the line broke; the part stays for the next try
+        wanted = json.loads(source.readline() or "{}").get("sha256")
+        mine = digest.hexdigest()
+        is_whole = wanted == mine and os.fstat(file).st_size == size
+        if is_whole and expected in ("", mine):
+            # A network's file system may say only at a close that its disk is full.
+            os.close(os.dup(file))
+            os.replace(part, path)  # noqa: PTH105
+            if part != shared:
+                _remove_unlocked(shared)
+        elif wanted:
+            os.unlink(part)  # noqa: PTH108
+        _say(sha256=mine)
+        return 0
+    except OSError as error:
+        # The room is needed, unless only the line to another pod broke.
+        spoilt = spoilt or not (expected and isinstance(error, ConnectionError | TimeoutError))
         raise
     finally:
         if spoilt and os.path.lexists(part):
             os.unlink(part)  # noqa: PTH108
 
 
-def _fill(path: str, part: str, file: int, shared: str) -> int:
-    digest = hashlib.sha256()
-    have = os.fstat(file).st_size
-    _read(file, have, digest)
-    _say(have=have, prefix=digest.hexdigest())
-    source = open(0, "rb", closefd=False)  # noqa: SIM115
-    asked = json.loads(source.readline() or "{}")
-    if asked.get("offset") == 0:
-        digest = hashlib.sha256()
-    if not asked:
-        return 1
-    offset = asked["offset"]
-    os.ftruncate(file, offset)
-    os.lseek(file, offset, os.SEEK_SET)
-    left = asked["size"] - offset
-    if shutil.disk_usage(os.path.dirname(part)).free < left:  # noqa: PTH120
-        _say_full(path, left)
-        return 1
-    while left:
+def _fill(
+    file: int,
+    source: io.BufferedReader,
+    digest: hashlib._Hash,
+    done: int,
+    size: int,
+    *,
+    tells: bool,
+) -> bool:
+    """Write what comes until the file has its size. Return False if the line broke before."""
+    told = time.monotonic()
+    while done < size:
         signal.alarm(_SILENCE_S)
-        piece = source.read1(min(left, _PIECE))
+        piece = source.read1(min(size - done, _PIECE))
         if not piece:
-            return 1  # the line broke; the part stays for the next try
+            return False
         digest.update(piece)
         _write(file, piece)
-        left -= len(piece)
-    end = json.loads(source.readline() or "{}")
-    wanted = end.get("sha256")
-    mine = digest.hexdigest()
-    if wanted == mine and os.fstat(file).st_size == asked["size"]:
-        # A network's file system may say only at a close that its disk is full.
-        os.close(os.dup(file))
-        os.replace(part, path)  # noqa: PTH105
-        if part != shared:
-            _remove_unlocked(shared)
-    elif wanted:
-        os.unlink(part)  # noqa: PTH108
-    _say(sha256=mine)
-    return 0
+        done += len(piece)
+        if tells and time.monotonic() > told + _TOLD_S:
+            told = time.monotonic()
+            _say(done=done, size=size)
+    return True
 
 
 def _own_part(part: str) -> tuple[str, int]:
@@ -259,6 +299,80 @@ def _holds(path: str, wanted: str, stamp: str) -> int:
 def _size(path: str) -> int:
     _say(size=os.stat(path).st_size)  # noqa: PTH116
     return 0
+
+
+def _offer(path: str) -> int:
+    """Send a file to the pod that connects with the key, from its first missing byte on."""
+    import socket  # here, as most transfers have no other pod
+
+    asked = json.loads(sys.stdin.readline())
+    size = _size_of(path)
+    family = socket.AF_INET6 if ":" in asked["address"] else socket.AF_INET
+    with socket.create_server((asked["address"], 0), family=family) as listener:
+        listener.settimeout(_OFFERED_S)
+        _say(port=listener.getsockname()[1])
+        taker, _ = listener.accept()
+    taker.settimeout(_OFFERED_S)
+    with _tls(asked["key"], server=True).wrap_socket(taker, server_side=True) as line:
+
+        def answer(**facts: object) -> None:
+            line.sendall(f"{json.dumps(facts)}\n".encode())
+
+        with line.makefile("rb") as words:
+            there = json.loads(words.readline() or "{}")
+        have = there["have"]
+        digest = hashlib.sha256()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            _read(file.fileno(), have, digest)
+            # The part of another file: begin again.
+            if have > size or digest.hexdigest() != there["prefix"]:
+                file.seek(0)
+                have = 0
+                digest = hashlib.sha256()
+            answer(offset=have, size=size)
+            while piece := file.read(min(size - have, _PIECE)):
+                signal.alarm(_SILENCE_S)
+                digest.update(piece)
+                line.sendall(piece)
+                have += len(piece)
+        answer(sha256=digest.hexdigest())
+    return 0
+
+
+def _collect(path: str, part: str) -> int:
+    """Take a file from the pod that offers the file at an address and port."""
+    import socket
+
+    asked = json.loads(sys.stdin.readline())
+    where = asked["address"], asked["port"]
+    try:
+        reached = socket.create_connection(where, timeout=_CONNECT_S)
+    except OSError as error:
+        raise OSError(f"{error.strerror or error} at {where[0]}, port {where[1]}") from error
+    reached.settimeout(_OFFERED_S)
+    with _tls(asked["key"], server=False).wrap_socket(reached) as line:
+
+        def answer(**facts: object) -> None:
+            line.sendall(f"{json.dumps(facts)}\n".encode())
+
+        with line.makefile("rb") as source:
+            return _take_from(path, part, source, answer, asked["sha256"])
+
+
+def _tls(key: str, *, server: bool) -> ssl.SSLContext:
+    """Return the settings of a line whose two ends have one certificate and its key."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the certificate names no host: the key is the proof
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=key[key.index("-----BEGIN CERTIFICATE") :])
+    # A file in memory: the key is on no disk.
+    file = os.memfd_create("key")
+    _write(file, key.encode())
+    context.load_cert_chain(f"/proc/self/fd/{file}")
+    os.close(file)
+    return context
 
 
 def _make_folder(path: str) -> None:

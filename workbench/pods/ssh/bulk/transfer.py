@@ -60,6 +60,18 @@ class SshRoute:
     it may."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodOffer:
+    """A file of a pod that other pods may take."""
+
+    path: str
+    address: str
+    """Address of the pod for the other pods."""
+    sha256: str
+    key: str = field(repr=False)
+    """Private key and certificate of both ends, in PEM."""
+
+
 def route_to(
     pod: Pod,
     identity: Identity,
@@ -209,6 +221,38 @@ def send_file(
         return digest.hexdigest()
 
     return tries.until_whole(once)
+
+
+def send_between(
+    giver: SshRoute,
+    taker: SshRoute,
+    offer: PodOffer,
+    remote: str,
+    part: str,
+    tell: Progress = lambda _done, _size: None,
+) -> None:
+    """Send a file from a pod to another pod, once. This machine sends and receives only words.
+
+    Raises:
+        RemoteError: The pods do not reach each other, or the file arrived as another file. The
+            part that has arrived stays for `send_file`.
+        DiskFull: The file has no room on the second pod.
+    """
+    try:
+        with (
+            _far_end(giver, "offer", offer.path) as source,
+            _far_end(taker, "collect", remote, part) as pipe,
+        ):
+            _send(source, to_line({"address": offer.address, "key": offer.key}), giver)
+            port = _number(_read_message(source, giver), "port", giver)
+            wanted = {"address": offer.address, "port": port, "key": offer.key}
+            _send(pipe, to_line({**wanted, "sha256": offer.sha256}), taker)
+            while "sha256" not in (facts := _read_message(pipe, taker)):
+                tell(_number(facts, "done", taker), _number(facts, "size", taker))
+    except Broken as error:
+        raise RemoteError(str(error), host=taker.host) from error
+    if facts["sha256"] != offer.sha256:
+        raise RemoteError("it arrived as another file", host=taker.host)
 
 
 @dataclass(slots=True)
