@@ -100,7 +100,7 @@ MANY = $(addprefix tests/,base/test_rpc.py benchmark/test_report.py client/test_
 	display/test_plots.py display/test_same_facts.py finetune/results/test_kubeflow.py \
 	jobs/test_forms.py jobs/test_ignore_patterns.py keeper/test_attempts.py keeper/test_histories.py \
 	keeper/test_keeper_deaths.py keeper/test_nth_fault.py keeper/test_run_loop.py \
-	pods/test_hostfile.py pods/test_kubeobjects.py pods/test_remedies.py rundir/test_damaged.py)
+	pods/test_hostfile.py pods/test_kubeobjects.py rundir/test_damaged.py)
 
 NOT_CHECKED = $(IN_THREADS) $(LOAD_TORCH_FIRST) $(MANY)
 
