@@ -95,7 +95,7 @@ LOAD_TORCH_FIRST = $(addprefix tests/,finetune/plan/test_plan.py finetune/plan/t
 	finetune/results/test_modelfile.py jobs/test_checked_rows.py jobs/test_tensor.py \
 	keeper/test_in_place.py verify/test_facts.py)
 
-# They try hundreds of examples, damages and forms, or draw every view: a third of the CPU time of all others.
+# They try hundreds of examples, damages and forms, or draw every view: nearly half of the CPU time of all.
 MANY = $(addprefix tests/,base/test_rpc.py benchmark/test_report.py client/test_broken_states.py \
 	display/test_plots.py display/test_same_facts.py finetune/results/test_kubeflow.py \
 	jobs/test_forms.py jobs/test_ignore_patterns.py keeper/test_attempts.py keeper/test_histories.py \
