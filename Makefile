@@ -89,9 +89,24 @@ CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetun
 # Their fakes start processes in threads, where a test cannot be left out: the test would wait.
 IN_THREADS = $(addprefix tests/pods/test_,kubernetes.py kubeaccess.py kueue.py)
 
+# Each would have both processes load torch: seconds for some twenty tests.
+LOAD_TORCH_FIRST = $(addprefix tests/,finetune/plan/test_plan.py finetune/plan/test_trace_counts.py \
+	finetune/results/test_export.py finetune/results/test_gguf_families.py \
+	finetune/results/test_modelfile.py jobs/test_checked_rows.py jobs/test_tensor.py \
+	keeper/test_in_place.py verify/test_facts.py)
+
+# They try hundreds of examples, damages and forms, or draw every view: nearly half of the CPU time of all.
+MANY = $(addprefix tests/,base/test_rpc.py benchmark/test_report.py client/test_broken_states.py \
+	display/test_plots.py display/test_same_facts.py finetune/results/test_kubeflow.py \
+	jobs/test_forms.py jobs/test_ignore_patterns.py keeper/test_attempts.py keeper/test_histories.py \
+	keeper/test_keeper_deaths.py keeper/test_nth_fault.py keeper/test_run_loop.py \
+	pods/test_hostfile.py pods/test_kubeobjects.py rundir/test_damaged.py)
+
+NOT_CHECKED = $(IN_THREADS) $(LOAD_TORCH_FIRST) $(MANY)
+
 check: setup ## Run lint but no site, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 style types
-	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(IN_THREADS:%=--ignore=%) $(CHECKED)
+	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(NOT_CHECKED:%=--ignore=%) $(CHECKED)
 
 test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones
 	@$(PYTEST) -n 4 -m 'not long and not images and not kubernetes'

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import metadata, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -422,13 +422,40 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
     assert shown() == (pages.WITHOUT, [])
 
 
+def is_built_of(site: Path, sources: Sequence[Path]) -> bool:
+    """Whether a site was written to its end, after the last change of its sources."""
+    end = site / "searchindex.js"
+    if not end.is_file():
+        return False
+    suffixes = (".md", ".py", ".ipynb", ".html", ".css", ".js")
+    changed = (
+        path.stat().st_mtime
+        for source in sources
+        for path in source.rglob("*")
+        if path.suffix in suffixes and not {"_build", "runs"} & {*path.relative_to(source).parts}
+    )
+    return max(changed) < end.stat().st_mtime
+
+
+def test_a_site_is_built_anew_after_a_change(tmp_path: Path) -> None:
+    page, site = tmp_path / "docs" / "page.md", tmp_path / "docs" / "_build" / "html"
+    site.mkdir(parents=True)
+    page.touch()
+    assert not is_built_of(site, [page.parent]), "the build did not end"
+    (site / "searchindex.js").touch()
+    os.utime(page, (1, 1))
+    assert is_built_of(site, [page.parent])
+    os.utime(site / "searchindex.js", (0, 0))
+    assert not is_built_of(site, [page.parent])
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site. Pages that `make docs-check` has read are not read again."""
+    """The folder of the built site: that of `make docs-check`, unless a file changed since."""
+    built = ROOT / "docs" / "_build" / "html"
+    if is_built_of(built, [ROOT / "docs", ROOT / "notebooks", ROOT / "workbench"]):
+        return built
     there = tmp_path_factory.mktemp("site")
-    read = ROOT / "docs" / "_build" / "html" / ".doctrees"
-    if read.is_dir():
-        shutil.copytree(read, there / ".doctrees")
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", str(ROOT / "docs"), str(there)],
         capture_output=True,

@@ -68,12 +68,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     )
     thrice = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}
     add("once", 2, technique="fsdp", fsdp={"reduce": "step"}, **thrice)
+    # To trace a layer takes each rank seconds, so the model has one.
+    thin = load("tiny-llama", [Example(source="How many?", target="Three")], seed=0)
+    thin.model.config.num_hidden_layers = 1
+    type(thin.model)(thin.model.config).save_pretrained(plan.root / "thin")
+    thin.tokenizer.save_pretrained(plan.root / "thin")
+    add("thin-single", 1, technique="single", model=str(plan.root / "thin"))
     add(
         "compiled",
         2,
         technique="fsdp",
+        model=str(plan.root / "thin"),
         torch_compile=True,
-        training={"torch_compile_backend": "aot_eager"},
+        training={"torch_compile_backend": "eager"},
     )
     add("no-pods", 2, technique="fsdp", fsdp={"shard": "hybrid"})
     # Groups that are no pods, and what has at least so many parameters by itself.
@@ -135,7 +142,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         ("hybrid", "single"),
         ("group", "single"),
         ("once", "single"),
-        ("compiled", "single"),
+        ("compiled", "thin-single"),
         ("offload-1", "single"),
         ("offload-2", "single"),
         ("llama", "llama-single"),
