@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
@@ -18,7 +17,6 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
-from workbench.keeper.checkpoints import held_checkpoint
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.totals import Progress
@@ -171,9 +169,8 @@ class Schedule:
                 "Start another cluster and run the benchmark again to continue"
             )
         try:
-            ask_pods = partial(held_checkpoint, Path())
-            root = self._new_folder(item)
-            prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
+            cluster = self._cluster.path
+            prepared = prepare_run(item.spec, root=self._new_folder(item), cluster=cluster)
             memory_gib = item.memory.gib
             note = {**item.note, "predicted_memory_gib": memory_gib}
             run = self._cluster.submit_prepared(prepared, note)

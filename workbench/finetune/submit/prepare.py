@@ -116,7 +116,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
             before,
             world_size=run.ranks,
             resolved=resolved,
-            ask_pods=run.ask_pods,
+            cluster=run.cluster,
         )
         resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
     write_text(paths.job, json.dumps(resolved, indent=1))

@@ -27,7 +27,6 @@ from workbench.rundir.checkpoints import (
     remove_after,
     shared_run,
 )
-from workbench.rundir.make.prepare import AskPods
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
 from workbench.rundir.stores.checkpoints import fetch_newest, fetch_run
@@ -138,7 +137,7 @@ def resume_checkpoint(
     *,
     world_size: int,
     resolved: Mapping[str, Any],
-    ask_pods: AskPods | None,
+    cluster: Path | None,
 ) -> Checkpoint:
     """Return the checkpoint that a job continues, after reading every byte of the checkpoint.
 
@@ -164,7 +163,12 @@ def resume_checkpoint(
         _check_same(job, made, paths, before, (world_size, ranks), resolved)
         checkpoint = _from_store(before, job.max_steps)
     else:
-        held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
+        held = None
+        if cluster is not None:
+            # Ranks without a keeper have neither cluster nor client.
+            from workbench.client.takeover import checkpoint_on_pods
+
+            held = checkpoint_on_pods(cluster, RunPaths(root), job.max_steps, world_size)
         checkpoint = held or newest_good(root, last_step=job.max_steps)
         _check_same(job, made, paths, before, (world_size, checkpoint.world_size), resolved)
     _check_ranks(job, checkpoint, world_size, before.name, get_object(resolved, "deepspeed"))
