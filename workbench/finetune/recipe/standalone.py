@@ -105,7 +105,7 @@ def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
 
 
 def train_batches(
-    trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int, group: int = 1
+    trainer: Any, lengths: Callable[[], torch.Tensor], *, group: int = 1
 ) -> DataLoader[Any]:
     """Return the rank's micro-batches.
 
@@ -122,8 +122,7 @@ def train_batches(
         rank=args.process_index // group,
         world_size=args.world_size // group,
         lengths=lengths() if args.train_sampling_strategy == "group_by_length" else None,
-        order=order,
-        joins=lambda: getattr(trainer.data_collator, "joins", False),
+        collator=trainer.data_collator,
     )
     pinned = args.device.type == "cuda"
     return DataLoader(
@@ -244,9 +243,6 @@ class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
 class Repetition(TokenTrainer):
     """The Hugging Face Trainer with the run's order of rows, loss, decay and evaluation loss."""
 
-    order = 3
-    """Version of the order of rows."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         use_no_cache(self.model)
@@ -257,7 +253,7 @@ class Repetition(TokenTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         lengths = partial(row_lengths, self.train_dataset)
-        return train_batches(self, lengths, order=self.order)
+        return train_batches(self, lengths)
 
     def send_in_bf16(self) -> None:
         """Round the gradients of DDP's messages to bf16; call the method before training."""
@@ -412,7 +408,6 @@ def main() -> None:
             {**job.get("training", {}), "torch_compile": job["torch_compile"]},
         ),
     )
-    trainer.order = recipe.get("order", 1)
     arguments.eval_on_start = bool(trainer.eval_dataset)
     if job.get("communication") == "bf16":
         trainer.send_in_bf16()

@@ -284,11 +284,6 @@ def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
     return newest.parts
 
 
-def row_order(root: Path) -> int:
-    """Return the version of a run's row order; 1 for early runs without a version."""
-    return as_int(read_json(RunPaths(root).job).get("order")) or 1
-
-
 def bound_to_ranks(job: FineTune, config: Json) -> str:
     """Return the reason why checkpoints fit only the same number of ranks; empty for any number."""
     if job.tensor_parallel > 1:
