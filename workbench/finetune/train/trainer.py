@@ -237,7 +237,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return row_lengths(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        return train_batches(self, self.row_lengths, group=self.group)
+        return train_batches(self, group=self.group)
 
     def _init_training_state(
         self,
