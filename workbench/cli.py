@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
@@ -61,7 +60,6 @@ def _run(args: argparse.Namespace) -> bool:
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
     from workbench.jobs.job import PodView
-    from workbench.keeper.checkpoints import held_checkpoint
     from workbench.rundir.format import FORMAT
     from workbench.rundir.make.prepare import prepare_run
     from workbench.rundir.make.unstarted import keep_reason
@@ -69,7 +67,7 @@ def _run(args: argparse.Namespace) -> bool:
     from workbench.rundir.state import RunState
 
     spec = RunSpec.load(args.spec)
-    prepared = prepare_run(spec, root=args.out, ask_pods=partial(held_checkpoint, Path()))
+    prepared = prepare_run(spec, root=args.out, cluster=Path())
     folder = prepared.paths.root / "cluster"
     # Warm processes serve jobs that have an entry, and this cluster has one job.
     starts_warm = prepared.spec.job.program_on(PodView(package="", folder=None)).entry is not None

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,14 +59,23 @@ def test_a_tag_has_a_name_in_the_panel_or_is_tensorboards_alone(tag: str, name: 
     assert _figure(tag) == name
 
 
+@contextmanager
+def logged() -> Iterator[dict[str, float]]:
+    """Yield the last values of the figures that are reported inside."""
+    last: dict[str, float] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.rundir.events.log", lambda _step, **values: last.update(values))
+        yield last
+
+
 def reported(*steps: dict[str, float]) -> dict[str, float]:
     """Return the last values of the figures that scalars of several steps become."""
-    last: dict[str, float] = {}
-    figures = _Figures(lambda _step, **values: last.update(values))
-    for step, scalars in enumerate(steps):
-        for tag, value in scalars.items():
-            figures.take(tag, value, step)
-    figures.report(True)
+    figures = _Figures()
+    with logged() as last:
+        for step, scalars in enumerate(steps):
+            for tag, value in scalars.items():
+                figures.take(tag, value, step)
+        figures.report(True)
     return last
 
 
@@ -89,12 +100,14 @@ def test_distinct_tags_have_distinct_names(steps: list[list[str]]) -> None:
     tags = sorted({tag for step in steps for tag in step})
     numbers = {tag: float(n) for n, tag in enumerate(tags)}
     seen: set[float] = set()
-    figures = _Figures(lambda _step, **values: seen.update(values.values()))
+    figures = _Figures()
     shown = {tag for tag in numbers if _figure(tag)}
     for step in steps:
         for tag in step:
             figures.take(tag, numbers[tag], 1)
-        figures.report(True)
+        with logged() as values:
+            figures.report(True)
+        seen.update(values.values())
     assert seen == {numbers[tag] for tag in shown}
     names = [figures._names[tag] for tag in shown]
     assert len({*names}) == len(names)

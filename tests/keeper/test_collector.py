@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -38,6 +38,7 @@ from workbench.keeper.run.restart import _make_ready
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import CHECKPOINT, NAME, Checkpoint, write_manifest
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.totals import RunTotals
 
 
 class Link:
@@ -199,7 +200,7 @@ def test_a_step_in_transfer_is_not_removed(kept: Kept) -> None:
     kept.save(2, 4)
     bring_checkpoints_back(kept.context)
     kept.save(6, 8)
-    assert bring_checkpoints_back(kept.context, busy=lambda: [2]).steps[:2] == [8, 6]
+    assert bring_checkpoints_back(kept.context, uploads=Taken(kept, [2])).steps[:2] == [8, 6]
     assert "step-2" in kept.here()
 
 
@@ -533,13 +534,22 @@ def test_a_cluster_that_does_not_list_the_run_is_not_asked_for_a_copy(
 # While a run goes on.
 
 
-def collector_of(
-    kept: Kept,
-    saved: Callable[[], int],
-    came: Callable[[], None] = lambda: None,
-    busy: Callable[[], Collection[int]] = lambda: (),
-) -> CheckpointCollector:
-    return CheckpointCollector(kept.context, saved, came=came, busy=busy)
+class Taken:
+    """Uploads of a run: what is offered, and steps in transfer."""
+
+    def __init__(self, kept: Kept, busy: Collection[int] = ()) -> None:
+        self._kept = kept
+        self.busy = busy
+        self.came: list[list[str]] = []
+
+    def offer(self) -> None:
+        self.came.append(self._kept.here())
+
+
+def collector_of(kept: Kept, saved: int, uploads: Taken | None = None) -> CheckpointCollector:
+    totals = RunTotals()
+    totals.saved_step = saved
+    return CheckpointCollector(kept.context, totals, uploads or Taken(kept))
 
 
 def test_a_checkpoint_is_copied_while_the_run_goes_on(
@@ -547,32 +557,39 @@ def test_a_checkpoint_is_copied_while_the_run_goes_on(
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     kept = Kept(tmp_path, meanwhile=True)
-    saved, came = [0], []
     looks = [0]
 
-    def look() -> int:
-        looks[0] += 1
-        return saved[0]
+    class Looked(RunTotals):
+        @property
+        def saved_step(self) -> int:
+            looks[0] += 1
+            return self.saved
 
-    collector = collector_of(kept, look, lambda: came.append(kept.here()))
+        @saved_step.setter
+        def saved_step(self, step: int) -> None:
+            self.saved = step
+
+    totals = Looked()
+    uploads = Taken(kept)
+    collector = CheckpointCollector(kept.context, totals, uploads)
     collector.start()
     until(lambda: looks[0] > 3, 10)
-    assert came == []
+    assert uploads.came == []
     for step, here in ((1, ["step-1"]), (2, ["step-1", "step-2"])):
         kept.save(step)
-        saved[0] = step
-        until(lambda step=step: len(came) == step, 10)  # type: ignore[misc]
-        assert came[-1] == here
+        totals.saved_step = step
+        until(lambda step=step: len(uploads.came) == step, 10)  # type: ignore[misc]
+        assert uploads.came[-1] == here
     before = looks[0]
     until(lambda: looks[0] > before + 3, 10)
-    assert len(came) == 2, "each once"
+    assert len(uploads.came) == 2, "each once"
     assert collector.finish(()).steps == [2, 1]
-    assert len(came) == 3
+    assert len(uploads.came) == 3
     assert not collector._thread.is_alive()
 
 
 def test_a_job_may_have_its_checkpoints_copied_at_the_end_alone(kept: Kept) -> None:
-    collector = collector_of(kept, lambda: 2)
+    collector = collector_of(kept, 2)
     collector.start()
     assert not any(thread.name == "checkpoints" for thread in threading.enumerate())
     kept.save(2)
@@ -580,25 +597,25 @@ def test_a_job_may_have_its_checkpoints_copied_at_the_end_alone(kept: Kept) -> N
 
 
 def test_nothing_is_asked_of_pods_if_nothing_was_saved(kept: Kept) -> None:
-    assert collector_of(kept, lambda: 0).finish(()) == PulledCheckpoints()
+    assert collector_of(kept, 0).finish(()) == PulledCheckpoints()
     assert kept.links[0].commands == []
 
 
 def test_a_step_that_is_uploaded_meanwhile_stays(kept: Kept) -> None:
     kept.save(2, 4)
-    collector_of(kept, lambda: 4).finish(())
+    collector_of(kept, 4).finish(())
     kept.save(6, 8)
-    collector_of(kept, lambda: 8, busy=lambda: [2]).finish(())
+    collector_of(kept, 8, Taken(kept, [2])).finish(())
     assert "step-2" in kept.here()
 
 
 def test_a_job_whose_checkpoints_stay_has_them_recorded(tmp_path: Path) -> None:
     kept = Kept(tmp_path, brings=False)
     kept.save(2)
-    came: list[int] = []
-    collector = collector_of(kept, lambda: 2, lambda: came.append(1))
+    uploads = Taken(kept)
+    collector = collector_of(kept, 2, uploads)
     assert collector.finish(()).steps == [2]
-    assert (kept.paths.held.exists(), came) == (True, [])
+    assert (kept.paths.held.exists(), uploads.came) == (True, [])
 
 
 def test_an_error_while_checkpoints_are_copied_is_a_note(
@@ -608,5 +625,5 @@ def test_an_error_while_checkpoints_are_copied_is_a_note(
         raise OSError("no descriptor")
 
     monkeypatch.setattr(module, "bring_checkpoints_back", fail)
-    (note,) = collector_of(kept, lambda: 2).finish(()).notes
+    (note,) = collector_of(kept, 2).finish(()).notes
     assert says(note, "the checkpoints could not be copied back", "no descriptor")

@@ -105,10 +105,10 @@ def test_what_the_platform_says_goes_before_a_guess_about_this_machine() -> None
         seen.remark("", stopping=""), "this machine was cut off from the network, or asleep"
     ) and says(seen.remark("", stopping=""), "no sign from any pod")
     words = "its node gpu-7 is not ready since 14:31:07"
-    said = seen.remark("", stopping="", place=lambda: words)
+    said = seen.remark("", stopping="", place=words)
     assert said == f"no sign from any pod: {words}; training continues there until the lease ends"
     seen.record(report(A, 0, "running"))
-    said = seen.remark("", stopping="", place=lambda: f"pod-1: {words}")
+    said = seen.remark("", stopping="", place=f"pod-1: {words}")
     assert said.startswith(f"no sign from pod-1 for 20 s: pod-1: {words}; ")
 
 

@@ -194,7 +194,7 @@ def test_a_run_without_a_problem_has_no_remark(seen: RunLedger) -> None:
     for pod in (A, B):
         seen.record(report(pod))
     assert remark(seen) == ""
-    assert remark(seen, place=lambda: "no quota") == ""
+    assert remark(seen, place="no quota") == ""
 
 
 def test_a_sleep_goes_before_all_else(seen: RunLedger, hand: Hand) -> None:
@@ -210,7 +210,7 @@ def test_silent_pods_are_named_with_their_seconds(seen: RunLedger, hand: Hand) -
     assert says(said, "no sign from {}; training continues there until the lease ends", "pod-1", 15)
     assert "pod-0" not in said
     assert says(
-        remark(seen, place=lambda: "no quota"),
+        remark(seen, place="no quota"),
         "no sign from {}; training continues there until the lease ends",
         "no quota",
         "pod-1",
@@ -229,7 +229,7 @@ def test_a_single_silent_pod_is_no_lost_network(hand: Hand) -> None:
 def test_two_silent_pods_are_a_lost_network(seen: RunLedger, hand: Hand) -> None:
     hand.now += 20.0
     assert says(remark(seen), "this machine was cut off from the network, or asleep")
-    said = remark(seen, place=lambda: "no quota")
+    said = remark(seen, place="no quota")
     assert "no quota" in said
     assert not says(said, "this machine was cut off from the network, or asleep")
 

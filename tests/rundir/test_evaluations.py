@@ -242,63 +242,31 @@ def test_a_log_within_a_job_of_the_product_replaces_none_of_its_figures(
 LATER = [Event(time_s=9, rank=1, kind="memory", data={"step": 2, "rss_gib": 0.5})]
 
 
-def board_of(folder: Path, events: list[Event]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return the points that TensorBoard reads, by its run and tag."""
+def board_of(folder: Path, events: list[Event]) -> dict[str, list[tuple[int, float]]]:
+    """Return the points that TensorBoard reads, by tag."""
     writer = ScalarWriter(folder)
     for event in events:
         writer.add(event)
     writer.close()
-    runs = {}
-    for place in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]:
-        board = EventAccumulator(str(place))
-        board.Reload()
-        name = "" if place == folder else place.name
-        runs[name] = {
-            tag: [(point.step, round(point.value, 4)) for point in board.Scalars(tag)]
-            for tag in board.Tags()["scalars"]
-        }
-    return runs
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    return {
+        tag: [(point.step, round(point.value, 4)) for point in board.Scalars(tag)]
+        for tag in board.Tags()["scalars"]
+    }
 
 
-@pytest.mark.parametrize("is_evaluated_first", [True, False])
-def test_every_training_of_a_run_is_a_run_of_tensorboard(
-    tmp_path: Path, is_evaluated_first: bool
-) -> None:
-    folds = FOLDS if is_evaluated_first else [fold[1:] for fold in FOLDS]
-    every = board_of(tmp_path / "all", [event for fold in folds for event in [*fold, *LATER]])
-    assert list(every) == ["", "training-2", "training-3", "training-4"]
-    for (number, fold), points in zip(enumerate(folds, 1), every.values(), strict=True):
-        alone = board_of(tmp_path / f"{number}", [*fold, *LATER])
-        assert alone == {"": points}
+def test_tensorboard_reads_every_point_of_a_restarted_run_once(tmp_path: Path) -> None:
+    def steps(first: int, last: int) -> list[Event]:
+        return [trained(step, loss=float(step)) for step in range(first, last + 1)]
 
+    def back(step: int | None) -> Event:
+        return Event(time_s=9, rank=None, kind="restarted", data={"step": step, "lost_s": 8.0})
 
-def test_a_restart_repeats_the_trainings_in_their_runs_of_tensorboard(tmp_path: Path) -> None:
-    again = Event(time_s=9, rank=None, kind="restarted", data={"step": None, "lost_s": 8.0})
-    first = [event for fold in FOLDS[:3] for event in fold]
-    every = [event for fold in FOLDS for event in fold]
-    alone = board_of(tmp_path / "alone", every)
-    assert board_of(tmp_path / "restarted", [*first, again, *every]) == alone
-    assert board_of(tmp_path / "unstarted", [again, *every]) == alone
-    # A restart from a checkpoint continues the last training.
-    kept = [event for event in first if not (event.kind == "eval" and event.whole("step"))]
-    back = Event(time_s=9, rank=None, kind="restarted", data={"step": 3, "lost_s": 8.0})
-    rest = [trained(step, loss=7.0) for step in (4, 5)]
-    resumed = board_of(tmp_path / "resumed", [*kept, back, *rest])
-    assert list(resumed) == ["", "training-2", "training-3"]
-    steps = [step for step, _ in resumed["training-3"]["train/loss"]]
-    assert steps == [1, 2, 3, 4, 5]
-
-
-def test_counters_of_their_own_and_very_many_trainings_in_tensorboard(tmp_path: Path) -> None:
-    two = [
-        trained(step, **{name: 1.0})
-        for n in range(1, 9)
-        for step, name in ((n, "d_loss"), (n // 2 + 1, "g_loss"))
-    ]
-    assert list(board_of(tmp_path / "two", two)) == [""]
-    many = [trained(step, loss=1.0) for _ in range(203) for step in (1, 2)]
-    writer = ScalarWriter(tmp_path / "many")
-    for event in many:
-        writer.add(event)
-    writer.close()
-    assert len(list((tmp_path / "many").iterdir())) == 200
+    alone = board_of(tmp_path / "alone", [*steps(1, 5), *LATER])
+    assert [step for step, _ in alone["train/loss"]] == [1, 2, 3, 4, 5]
+    again = [*steps(1, 4), back(None), *steps(1, 5), *LATER]
+    assert board_of(tmp_path / "again", again) == alone
+    resumed = [*steps(1, 4), back(3), *steps(4, 5), *LATER]
+    assert board_of(tmp_path / "resumed", resumed) == alone
+    assert board_of(tmp_path / "unstarted", [back(None), *steps(1, 5), *LATER]) == alone

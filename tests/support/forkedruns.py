@@ -21,7 +21,6 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import completed
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import Event, parse_event
 
 END_S = 300
@@ -100,7 +99,7 @@ class Plan:
             patch(config)
         files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
         raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
-        raw |= {"metric_inputs": sent or {}, "order": ROW_ORDER}
+        raw |= {"metric_inputs": sent or {}}
         raw["json_keys"] = (
             list(own_keys(spec.deepspeed)) if isinstance(spec.deepspeed, Mapping) else []
         )

@@ -23,15 +23,13 @@ from statistics import fmean
 
 from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import parse_event
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = {"train": 8000, "eval": 300}
 ORDERS = {
     "random": {"train_sampling_strategy": "random"},
-    "alike": {"train_sampling_strategy": "group_by_length", "order": 1},
-    "mixed": {"train_sampling_strategy": "group_by_length", "order": 2},
+    "mixed": {"train_sampling_strategy": "group_by_length"},
 }
 
 Figures = tuple[float, float, float, float]
@@ -132,7 +130,6 @@ def train(root: Path, folder: Path, name: str, seed: int, steps: int) -> None:
     own = folder / "rank-0"
     own.mkdir(exist_ok=True)
     options = dict(ORDERS[name])
-    order = options.pop("order", ROW_ORDER)
     job = FineTune(
         technique="single",
         max_steps=steps,
@@ -143,7 +140,7 @@ def train(root: Path, folder: Path, name: str, seed: int, steps: int) -> None:
     )
     job = job.replace(profile_step=0)
     files = {part: str(root / f"{part}.jsonl") for part in ROWS}
-    raw = {"job": job.to_dict(), **files, "hub": None, "deepspeed": None, "gpus": 0, "order": order}
+    raw = {"job": job.to_dict(), **files, "hub": None, "deepspeed": None, "gpus": 0}
     (folder / "job.json").write_text(json.dumps(raw))
     for number, stream in ((1, "stdout.log"), (2, "stderr.log")):
         os.dup2(os.open(own / stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)

@@ -252,7 +252,6 @@ def loop(folder: Path, steps: int, clock: Clock) -> float:
 def ours(folder: Path, steps: int, clock: Clock) -> float:
     """Train as a rank of a run does, without the pod around it."""
     from workbench import FineTune
-    from workbench.finetune.options.choices import ROW_ORDER
     from workbench.finetune.train.main import main as run
 
     rank = int(os.environ.get("RANK", 0))
@@ -280,7 +279,6 @@ def ours(folder: Path, steps: int, clock: Clock) -> float:
         "hub": None,
         "deepspeed": None,
         "gpus": 0,
-        "order": ROW_ORDER,
     }
     file = own / "job.json"
     file.write_text(json.dumps(raw), encoding="utf-8")

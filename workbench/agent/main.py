@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from workbench.agent.clients.client import Client
@@ -173,14 +172,14 @@ def _is_at_work(root: Path, agent: Process, used_s: float) -> bool:
     return waited_s < _STUCK_S
 
 
-def _show_life(listener: socket.socket, waited_s: Callable[[], float]) -> None:
+def _show_life(listener: socket.socket, agent: Agent) -> None:
     """Tell everyone who connects for how many seconds the agent's loop has waited for a step."""
     while True:
         # A client that has gone does no harm. Without a free descriptor the next try may succeed.
         try:
             client, _ = listener.accept()
             with client:
-                client.send(f"{waited_s():.1f}".encode())
+                client.send(f"{agent.waited_s():.1f}".encode())
         except OSError:
             time.sleep(_LIFE_AGAIN_S)
 
@@ -257,7 +256,7 @@ def _run(root: Path, lease_s: float, warm: bool, replaced: str, ready: int) -> N
     os.environ.update(setup_variables(root))
     agent = Agent(root, lease_s, replaced)
     life = listen(root / _LIFE)
-    threading.Thread(target=_show_life, args=[life, agent.waited_s], daemon=True).start()
+    threading.Thread(target=_show_life, args=[life, agent], daemon=True).start()
     logging.getLogger(__name__).info("agent %d serves %s", pid, root)
     fork_server = os.environ.pop(FORK_SERVER_SOCKET, "")
     if warm:

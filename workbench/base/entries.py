@@ -49,8 +49,8 @@ PLACES = {
 }
 """Classes of the pods, by the name of the place."""
 
-FINETUNE = "workbench.finetune.submit.verbs"
-"""Verbs of a fine-tuning job, in a room above the job's options."""
+FINETUNE = "workbench.finetune.submit"
+"""Modules with the verbs of a fine-tuning job, in a room above the job's options."""
 JOBS = {
     "finetune": "workbench.finetune.job.finetune:FineTune",
     "script": "workbench.jobs.script:Script",

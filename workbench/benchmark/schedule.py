@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
@@ -19,7 +18,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.client.submission import kept_up
-from workbench.keeper.checkpoints import held_checkpoint
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.totals import Progress
@@ -172,10 +170,10 @@ class Schedule:
                 "Start another cluster and run the benchmark again to continue"
             )
         try:
-            ask_pods = partial(held_checkpoint, Path())
+            cluster = self._cluster.path
             root = self._new_folder(item)
-            with kept_up(self._cluster.path, self._cluster.spec.idle_timeout_s):
-                prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
+            with kept_up(cluster, self._cluster.spec.idle_timeout_s):
+                prepared = prepare_run(item.spec, root=root, cluster=cluster)
             memory_gib = item.memory.gib
             note = {**item.note, "predicted_memory_gib": memory_gib}
             run = self._cluster.submit_prepared(prepared, note)

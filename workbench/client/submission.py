@@ -10,7 +10,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +27,6 @@ from workbench.base.files.folders import remove_folder
 from workbench.base.messages.wire import Unanswered, ask
 from workbench.client.returned import raised_by
 from workbench.client.run import Run
-from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
@@ -256,7 +254,9 @@ class Submission:
             if not has_result(paths):
                 keep_reason(paths, prepared.spec, error)
             raise
-        self._warn_of_ends(prepared)
+        words = said_at_submit(prepared.spec, cluster_status(self.path).pods)
+        if words:
+            warnings.warn(words, RuntimeWarning, stacklevel=4)  # at the line that calls submit
         return Run.load(paths.root)
 
     def _try_folder(self, prepared: PreparedRun) -> None:
@@ -273,13 +273,6 @@ class Submission:
         if problem:
             remove_folder(root)
             raise ConfigError(str(problem))
-
-    def _warn_of_ends(self, prepared: PreparedRun) -> None:
-        """Warn if the platform may end the pods before the run or its last checkpoint ends."""
-        pods = cluster_status(self.path).pods
-        found = said_at_submit(prepared.spec, prepared.paths, self._paths.runs, pods, time.time())
-        for words in found:
-            warnings.warn(words, RuntimeWarning, stacklevel=5)  # at the line that calls submit
 
     def command(self, job: Job | Function, *, pods: int | None = None) -> LaunchCommand:
         """Return the command that starts the ranks of a job, without starting it: the dry run.
@@ -311,6 +304,6 @@ class Submission:
         status = cluster_status(self.path)
         script = as_script(job, self.path / "functions", status.pods)
         spec = RunSpec(cluster=self.spec, job=script, pods=pods)
-        ask_pods = partial(checkpoint_on_pods, self.path)
-        with kept_up(self.path, self.spec.idle_timeout_s):
-            return prepare_run(spec, root=root, parent=parent, ask_pods=ask_pods, pods=status.pods)
+        cluster = self.path
+        with kept_up(cluster, self.spec.idle_timeout_s):
+            return prepare_run(spec, root=root, parent=parent, cluster=cluster, pods=status.pods)

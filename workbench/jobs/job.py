@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -177,11 +177,8 @@ class NewRun:
     """
     pythons: Mapping[str, str] = field(default_factory=dict)
     """Python versions of running pods, by pod. Empty: no pod is known yet."""
-    ask_pods: Callable[..., Any] | None = None
-    """Function that returns the checkpoint of another run on pods of this cluster.
-
-    None: no cluster.
-    """
+    cluster: Path | None = None
+    """Directory of the cluster, whose pods may have checkpoints. None: a run without a keeper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
@@ -41,6 +41,7 @@ from workbench.rundir.register.registered import (
     is_listed,
     why_not_registered,
 )
+from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _PING_S = 2.0
@@ -272,24 +273,23 @@ class PulledCheckpoints:
     """Notes on checkpoints in an object store."""
 
 
+class Uploads(Protocol):
+    """Uploads of the copied checkpoints."""
+
+    busy: Collection[int]
+    """Steps in transfer, whose copies here must stay."""
+
+    def offer(self) -> None:
+        """Upload the copied checkpoints soon."""
+
+
 class CheckpointCollector:
-    """Fetch the newest checkpoint while the run continues, as a dead pod takes its disk along.
+    """Fetch the newest checkpoint while the run continues, as a dead pod takes its disk along."""
 
-    `came` is called after every copy; steps in `busy()` are not removed here.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        saved: Callable[[], int],
-        *,
-        came: Callable[[], None] = lambda: None,
-        busy: Callable[[], Collection[int]] = lambda: (),
-    ):
+    def __init__(self, context: RunContext, totals: RunTotals, uploads: Uploads):
         self._context = context
-        self._saved = saved
-        self._came = came
-        self._busy = busy
+        self._totals = totals
+        self._uploads = uploads
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="checkpoints", daemon=True)
 
@@ -306,14 +306,14 @@ class CheckpointCollector:
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
-        if not self._saved():
+        if not self._totals.saved_step:
             return PulledCheckpoints()
         return self._carry(lost)
 
     def _loop(self) -> None:
         done = 0
         while not self._end.wait(_LOOK_S):
-            step = self._saved()
+            step = self._totals.saved_step
             if step > done:
                 self._carry(())
                 done = step
@@ -321,8 +321,8 @@ class CheckpointCollector:
     def _carry(self, lost: Collection[str]) -> PulledCheckpoints:
         try:
             if self._brings:
-                returned = bring_checkpoints_back(self._context, lost, busy=self._busy)
-                self._came()
+                returned = bring_checkpoints_back(self._context, lost, uploads=self._uploads)
+                self._uploads.offer()
                 return returned
             return record_on_pods(self._context, lost)
         except Exception as error:  # Thread boundary: the outcome must be written in any case.
@@ -334,7 +334,7 @@ def bring_checkpoints_back(
     context: RunContext,
     lost: Collection[str] = (),
     most: int | None = None,
-    busy: Callable[[], Collection[int]] = lambda: (),
+    uploads: Uploads | None = None,
 ) -> PulledCheckpoints:
     """Copy the last complete checkpoints of a run from its pods, and verify every file.
 
@@ -348,7 +348,9 @@ def bring_checkpoints_back(
         step: _fetch(checkpoints.steps[step], context.paths, step)
         for step in checkpoints.whole[: most or limit]
     }
-    here = keep_newest(context.paths.checkpoints, limit, busy())
+    # The upload may have taken another checkpoint meanwhile.
+    busy = () if uploads is None else uploads.busy
+    here = keep_newest(context.paths.checkpoints, limit, busy)
     notes = [
         f"the checkpoint of step {step} was not copied back: {why}"
         for step, why in problems.items()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,7 +112,7 @@ class Hostfile:
 
         A line of DeepSpeed is `host slots=N`. OpenMPI also allows `max_slots` and a bare host.
         """
-        hosts = read_hosts(text, source, check_address)
+        hosts = read_hosts(text, source)
         return cls(entries=tuple(HostEntry(address=name, slots=slots) for name, slots in hosts))
 
     @classmethod
@@ -147,8 +147,8 @@ class Hostfile:
         return self.format()
 
 
-def read_hosts(text: str, source: str, check: Callable[[str], object]) -> list[tuple[str, int]]:
-    """Return the hosts and slots of a hostfile. `check`: raises for a name that is refused."""
+def read_hosts(text: str, source: str, *, any_name: bool = False) -> list[tuple[str, int]]:
+    """Return the hosts and slots of a hostfile: addresses, or names of the ssh configuration."""
     hosts = []
     lines: dict[object, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -156,7 +156,8 @@ def read_hosts(text: str, source: str, check: Callable[[str], object]) -> list[t
         if not words:
             continue
         try:
-            check(words[0])
+            if not any_name:
+                check_address(words[0])
             slots = _slots_of(words)
         except ConfigError as error:
             raise ConfigError(f"{source}, line {number}: {error}") from None

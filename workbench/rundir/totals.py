@@ -94,8 +94,6 @@ class RunTotals:
         """Whether the first optimizer step is finished."""
         self.saved_step = 0
         """Step of the last checkpoint. 0 before the first."""
-        self.saved_in_s: float | None = None
-        """Duration of the last checkpoint. None before the first."""
         self.stopped_step: int | None = None
         """Step after which the trainer stopped on request.
 
@@ -182,7 +180,6 @@ class RunTotals:
                 self._end = event.data
             case EventKind.CHECKPOINT:
                 self.saved_step = event.whole("step") or self.saved_step
-                self.saved_in_s = event.number("took_s")
             case EventKind.CHECKPOINT_FAILED if len(self.failed_saves) < _MOST_NOTES:
                 self.failed_saves.append(event)
             case EventKind.SAVED:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Rows, load
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad
 from workbench.finetune.recipe.standalone import row_lengths
 
@@ -26,7 +24,6 @@ def samplers_of(
     world_size: int,
     rows: int = 50,
     lengths: torch.Tensor | None = None,
-    order: int = ROW_ORDER,
     joins: bool = False,
 ) -> list[GlobalBatchSampler]:
     how = {
@@ -35,9 +32,9 @@ def samplers_of(
         "world_size": world_size,
         "seed": 7,
     }
-    how["order"] = order
+    collator = SimpleNamespace(joins=joins)
     return [
-        GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, joins=lambda: joins, **how)
+        GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, collator=collator, **how)
         for rank in range(world_size)
     ]
 
@@ -154,7 +151,7 @@ def test_small_global_batches_mix_lengths_and_still_leave_less_padding_than_a_ra
         "rows": len(lengths),
     }
     spread, padded = {}, {}
-    for name, options in {"mixed": {}, "alike": {"order": 1}, "random": {"lengths": None}}.items():
+    for name, options in {"mixed": {}, "random": {"lengths": None}}.items():
         options = {**how, "lengths": lengths, **options}
         steps = global_batches(epochs=1, **options)
         spread[name] = torch.stack([lengths[rows].float().std(0) for rows in steps]).mean(
@@ -163,9 +160,9 @@ def test_small_global_batches_mix_lengths_and_still_leave_less_padding_than_a_ra
         dealt = [rows for own in samplers_of(**options) for rows in own]
         padded[name] = sum(int(lengths[rows].amax(0).sum()) * len(rows) for rows in dealt)
     read, learned = range(2)
-    assert spread["mixed"][read] >= 0.7 > 0.1 >= spread["alike"][read]
+    assert spread["mixed"][read] >= 0.7
     assert spread["mixed"][learned] >= 0.6
-    assert padded["alike"] < padded["mixed"] < 0.95 * padded["random"]
+    assert padded["mixed"] < 0.95 * padded["random"]
 
 
 @pytest.mark.parametrize(
@@ -185,26 +182,6 @@ def test_steps_of_lines_are_random_and_their_tokens_are_spread_over_ranks_and_mi
     of_plain = torch.tensor([[int(totals[rows].sum()) for rows in each] for each in plain])
     if world_size > 1:
         assert tokens.float().std(0).mean() < 0.5 * of_plain.float().std(0).mean()
-
-
-def test_a_run_of_an_earlier_version_keeps_its_order_with_lines() -> None:
-    how = {"micro_batch": 12, "accumulation": 1, "world_size": 1, "lengths": LENGTHS}
-    assert global_batches(**how, order=2, joins=True) == global_batches(**how, order=2)
-
-
-def test_the_order_of_earlier_runs_and_of_large_global_batches_is_what_it_was() -> None:
-    how = {"accumulation": 1, "world_size": 1, "epochs": 1, "lengths": LENGTHS}
-    assert global_batches(micro_batch=4, order=1, **how)[:2] == [[6, 12, 20, 39], [5, 28, 37, 46]]
-    assert global_batches(micro_batch=4, **how)[:2] != [[6, 12, 20, 39], [5, 28, 37, 46]]
-    assert global_batches(micro_batch=32, order=1, **how) == global_batches(micro_batch=32, **how)
-
-
-def test_the_order_is_of_one_version_for_jobs_and_for_the_script_of_a_run_card() -> None:
-    from workbench.finetune.recipe import standalone
-
-    assert standalone.Repetition.order == ROW_ORDER
-    default = inspect.signature(GlobalBatchSampler).parameters["order"].default
-    assert default == ROW_ORDER
 
 
 def lengths_of(shared_data: Path) -> torch.Tensor:

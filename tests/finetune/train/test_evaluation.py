@@ -16,6 +16,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.evaluation import _function, _raised, rouge, rouge_of
+from workbench.finetune.train.guests import figures as guests
 from workbench.finetune.train.guests.figures import (
     PRODUCT_NAMES,
     OwnFigures,
@@ -103,8 +104,10 @@ def taken(
     returned: object, notes: list[str] | None = None, *, others: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """Return the figures of a function `m` at step 4 of a new training."""
-    own = OwnFigures([].append if notes is None else notes.append)
-    return own.take((0, "m"), returned, step=4, others=others or {"eval_loss": 2.0})
+    own = OwnFigures()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guests, "note", [].append if notes is None else notes.append)
+        return own.take((0, "m"), returned, step=4, others=others or {"eval_loss": 2.0})
 
 
 @pytest.mark.parametrize("name", sorted(PRODUCT_NAMES | {"rouge1", "rewards/margins"}))
@@ -126,9 +129,12 @@ def test_a_function_that_returns_a_name_of_the_product_has_a_figure_of_its_own(
     assert [best.see(step, {**product, **own, "eval_loss": step}) for step in (1, 2)] == [True, 0]
 
 
-def test_figures_of_two_functions_and_of_like_names_are_all_there() -> None:
+def test_figures_of_two_functions_and_of_like_names_are_all_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     notes: list[str] = []
-    own = OwnFigures(notes.append)
+    monkeypatch.setattr(guests, "note", notes.append)
+    own = OwnFigures()
     long = "n" * 63
     first = own.take((0, "m"), {"f1": 1, "eval_f1": 2, f"{long}12": 3, f"{long}13": 4}, **AT)
     second = own.take((1, "m"), {"f1": 5}, **AT)

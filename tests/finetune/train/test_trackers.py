@@ -21,6 +21,7 @@ from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.trackers import TRACKERS
+from workbench.finetune.train.guests import trackers as guests
 from workbench.finetune.train.guests.trackers import guarded_trackers
 
 # Offered by transformers and not here, with a word of the reason.
@@ -122,7 +123,8 @@ def test_a_call_of_a_tracker_ends_no_training_and_is_said_once(
     tracker = Tracker(event, how, now_s)
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", lambda: tracker)
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    trackers = guarded_trackers(["trackio"], notes.append)
+    monkeypatch.setattr(guests, "note", notes.append)
+    trackers = guarded_trackers(["trackio"])
     calls = CallbackHandler([DefaultFlowCallback(), *trackers], None, None, None, None)
     state = SimpleNamespace(global_step=0)
     control = TrainerControl()
@@ -166,7 +168,8 @@ def test_a_tracker_that_cannot_be_made_ends_no_training_and_is_said(
     monkeypatch.setattr(Unmade, "error", error)
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Unmade)
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "wandb", lambda: kept)
-    (calls,) = guarded_trackers(["trackio", "wandb"], notes.append)
+    monkeypatch.setattr(guests, "note", notes.append)
+    (calls,) = guarded_trackers(["trackio", "wandb"])
     assert says(notes, "did not start, and gets no reports", "trackio", str(error))
     calls.on_train_begin(None, SimpleNamespace(global_step=0), TrainerControl())
     assert kept.calls == ["on_train_begin"]

@@ -50,7 +50,10 @@ class Plain(trl.DPOTrainer):  # type: ignore[misc]
     """TRL's trainer alone, with the rows in the same order."""
 
     def get_train_dataloader(self) -> Any:
-        return train_batches(self, lambda: lengths(self.train_dataset), order=2)
+        return train_batches(self)
+
+    def row_lengths(self) -> torch.Tensor:
+        return lengths(self.train_dataset)
 
 
 @pytest.fixture(scope="module")

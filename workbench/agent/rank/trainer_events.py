@@ -8,12 +8,13 @@ imports the Trainer or TensorBoard's writer.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,13 @@ def stop_callback(base: Any, folder: Path) -> type:
             self._last: int | None = None
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            _unless_it_fails(folder, (folder / _LISTENS).touch)
+            with _signal_on_failure(folder):
+                (folder / _LISTENS).touch()
 
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
             if self._last is None:
-                self._last = _unless_it_fails(folder, lambda: _last_step(state.global_step, folder))
+                with _signal_on_failure(folder):
+                    self._last = _last_step(state.global_step, folder)
             if self._last is not None and state.global_step >= self._last:
                 control.should_training_stop = True
 
@@ -84,12 +87,13 @@ def _last_step(step: int, folder: Path) -> int | None:
     return int(store.get(_KEY))
 
 
-def _unless_it_fails(folder: Path, action: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _signal_on_failure(folder: Path) -> Iterator[None]:
+    """Let a failure pass: the script's own work continues, and a signal will stop it."""
     try:
-        return action()
-    except Exception:  # the script's own work continues, and a signal will stop it
+        yield
+    except Exception:
         _forget(folder)
-        return None
 
 
 def _forget(folder: Path) -> None:
@@ -267,10 +271,8 @@ def _call_before(owner: Any, name: str, first: Callable[..., None]) -> None:
 
 @_quiet
 def _follow(module: Any) -> None:
-    from workbench.rundir.events import log
-
     writer = module.SummaryWriter
-    figures = _Figures(log)
+    figures = _Figures()
     take = _quiet(figures.take)
 
     def tell(writer: Any, tag: Any, value: Any, step: Any) -> None:
@@ -312,8 +314,7 @@ def _follow(module: Any) -> None:
 class _Figures:
     """Scalars of a step, reported together at the first scalar of the next step."""
 
-    def __init__(self, report: Callable[..., None]) -> None:
-        self._log = report
+    def __init__(self) -> None:
         self._step = 0
         self._scalars: dict[str, Any] = {}
         self._names: dict[str, str] = {}
@@ -333,6 +334,8 @@ class _Figures:
 
     def report(self, at_end: bool) -> None:
         """Report the finished step: evaluations and the last always, others every 0.25 s."""
+        from workbench.rundir.events import log
+
         scalars = self._scalars
         self._scalars = {}
         if not scalars:
@@ -346,7 +349,7 @@ class _Figures:
         is_due = time.monotonic() - self._reported_at >= _EVERY_S
         if at_end or evaluated or is_due:
             self._reported_at = time.monotonic()
-            self._log(self._step, **figures)
+            log(self._step, **figures)
 
 
 def _words(tag: str) -> list[str]:

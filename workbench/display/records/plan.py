@@ -182,10 +182,13 @@ def _measured_cells(row: PlanRow, size: int) -> list[str]:
 
 
 def _measured(table: PlanTable) -> list[str]:
-    """State the measured steps, and the reason of every failure."""
+    """State the measured steps and the reason of every failure, or how to measure."""
     ran = [row.measured for row in table.rows if row.measured]
     if not ran:
-        return []
+        return [
+            "cluster.plan(job, measure=20) runs 20 steps of every technique that fits, and shows "
+            "rows/s, memory and the time of the job."
+        ]
     notes = [
         f"Measured: {pluralize(ran[0].steps, 'step')} of every technique that fits, on the rows of "
         "the job. Rows/s leave out the first step. The time of the job is its number of steps at "

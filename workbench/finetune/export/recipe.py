@@ -13,7 +13,7 @@ import re
 import shlex
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,12 +22,11 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.files import read_json
 from workbench.base.files.gate import open_within, read_within
-from workbench.base.json_values import as_int, as_list, as_objects, as_str, get_object
+from workbench.base.json_values import as_list, as_objects, as_str, get_object
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.finetune.methods.registry import repeats
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.metrics import carried_metrics
 from workbench.finetune.options.model.models import TINY_T5
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
@@ -71,24 +70,27 @@ class Recipe:
 
 def recipe_of(result: ResultRecord) -> Recipe:
     """Return the recipe of a fine-tuning run."""
-    return _masked_recipe(_finetune, result)
+    return _masked_recipe(_finetune(_checked(result), RunPaths(result.path)))
 
 
 def script_recipe_of(result: ResultRecord) -> Recipe:
     """Return the recipe of a script's run."""
-    return _masked_recipe(_script, result)
+    return _masked_recipe(_script(_checked(result), RunPaths(result.path)))
 
 
-def _masked_recipe(
-    write: Callable[[ResultRecord, RunPaths], Recipe], result: ResultRecord
-) -> Recipe:
-    """Write a recipe with checked versions, and mask secrets."""
-    # Only versions as in PEP 440: versions become lines of requirements.txt and of a command.
+def _checked(result: ResultRecord) -> ResultRecord:
+    """Leave out versions that PEP 440 does not allow.
+
+    Versions become lines of requirements.txt and of a command.
+    """
     versions = {
         name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)
     }
-    result = replace(result, versions=versions)
-    recipe = write(result, RunPaths(result.path))
+    return replace(result, versions=versions)
+
+
+def _masked_recipe(recipe: Recipe) -> Recipe:
+    """Mask secrets in a recipe."""
     files = {name: _masked(name, content) for name, content in recipe.files.items()}
     hidden = [name for name, content in recipe.files.items() if files[name] != content]
     differs = [
@@ -122,7 +124,6 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
         "deepspeed": resolved.get("deepspeed"),
         "eval_losses": losses,
     }
-    carried["order"] = as_int(resolved.get("order")) or 1
     if options.get("model") == TINY_T5:
         carried["shape"] = model_config(TINY_T5)
     files = {
@@ -199,11 +200,6 @@ def _with_workbench(
         if own:
             files |= own
             job["deepspeed"] = "deepspeed.json"
-    if (as_int(resolved.get("order")) or 1) != ROW_ORDER:
-        differs.append(
-            "the order of the rows is another version than that of the run, whose steps group rows "
-            "of similar length"
-        )
     sent = as_objects(get_object(resolved, "metric_inputs").get("metrics"))
     job["metrics"], metrics = carried_metrics(
         [as_str(metric) for metric in as_list(job.get("metrics"))], sent

@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import Facts, check, named
-from workbench.finetune.job.verbs import verbs
+from workbench.finetune.job.verbs import submit
 from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
 from workbench.finetune.methods.registry import MethodName, method_of
@@ -189,11 +189,11 @@ class FineTune(FineTuneOptions, Job):
         )
 
     def prepare(self, run: NewRun) -> Prepared:
-        prepared: Prepared = verbs().prepare(self, run)
+        prepared: Prepared = submit("prepare").prepare(self, run)
         return prepared
 
     def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
-        files: Mapping[str, str] = verbs().files_for(self, pod, root, gpus)
+        files: Mapping[str, str] = submit("stage").files_for(self, pod, root, gpus)
         return files
 
     def program_on(self, pod: PodView) -> Program:
@@ -214,7 +214,7 @@ class FineTune(FineTuneOptions, Job):
         last_step: int | None,
         newest: object = None,
     ) -> tuple[int | None, int | None]:
-        continued: tuple[int, int | None] = verbs().resumed(
+        continued: tuple[int, int | None] = submit("resume").write_resumption(
             root,
             gpus=gpus,
             before=before,
@@ -225,11 +225,11 @@ class FineTune(FineTuneOptions, Job):
         return continued
 
     def restarted_from(self, root: Path, ranks: int) -> Mapping[int, Path]:
-        parts: Mapping[int, Path] = verbs().restarted_from(self, root, ranks)
+        parts: Mapping[int, Path] = submit("resume").restarted_from(self, root, ranks)
         return parts
 
     def handed_over(self, request: HandoverRequest) -> Handover:
-        handover: Handover = verbs().handed_over(self, request)
+        handover: Handover = submit("handover").handed_over(self, request)
         return handover
 
     def _fits(self, accumulation: int, micro: int, ranks: int) -> bool:

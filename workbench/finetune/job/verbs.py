@@ -1,4 +1,4 @@
-"""Import the verbs of a fine-tuning job on first use. The verbs are in `submit`, a higher room."""
+"""Import a verb of a fine-tuning job on first use. The verbs are in `submit`, a higher room."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 from workbench.base import entries
 
 
-def verbs() -> Any:
-    """Return the module `submit.verbs`."""
-    return importlib.import_module(entries.FINETUNE)
+def submit(module: str) -> Any:
+    """Return a module of `submit`. Ranks need few of the modules."""
+    return importlib.import_module(f"{entries.FINETUNE}.{module}")

@@ -12,7 +12,7 @@ from workbench.base.json_values import Json, as_float, as_int, as_str, get_objec
 from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
 from workbench.finetune.job.refusals import Facts, check
-from workbench.finetune.job.verbs import verbs
+from workbench.finetune.job.verbs import submit
 from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.changes import What, marked
 from workbench.finetune.options.options import FineTuneOptions
@@ -85,7 +85,7 @@ class FineTuneViews(JobViews["FineTune"]):
 
     @property
     def checkpoint_bytes(self) -> int:
-        size: int = verbs().checkpoint_bytes(self.job)
+        size: int = submit("forecast").checkpoint_bytes(self.job)
         return size
 
     @classmethod
@@ -152,10 +152,12 @@ class FineTuneViews(JobViews["FineTune"]):
                 yield path.relative_to(place.parent).as_posix(), path
 
     def check_early(self, *, gpus: int, ranks: int) -> None:
-        verbs().check_early(self.job, gpus=gpus, ranks=ranks)
+        submit("prepare").check_early(self.job, gpus=gpus, ranks=ranks)
 
     def forecast(self, *, pods: int, gpus: int, ranks: int = 0) -> Forecast:
-        forecast: Forecast = verbs().forecast(self.job, pods=pods, gpus=gpus, ranks=ranks)
+        forecast: Forecast = submit("forecast").forecast(
+            self.job, pods=pods, gpus=gpus, ranks=ranks
+        )
         return forecast
 
 

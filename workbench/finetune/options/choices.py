@@ -61,11 +61,6 @@ Sampling = Literal["random", "group_by_length"]
   rank. For other models, steps of rows with similar length, in random order, for little padding.
   Steps of fewer than 32 rows mix lengths; only the longest rows of every eight steps share a step.
 """
-ROW_ORDER = 3
-"""Version of the order of `group_by_length`.
-
-Version 2 grouped rows of models that read lines. Version 1 did not mix lengths in small steps.
-"""
 Schedule = Literal[
     "linear",
     "cosine",

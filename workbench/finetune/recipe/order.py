@@ -5,7 +5,7 @@ The seed alone determines the order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -46,15 +46,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         world_size: int,
         seed: int,
         lengths: torch.Tensor | None = None,
-        order: int = 3,
-        joins: Callable[[], bool] = bool,
+        collator: object = None,
     ) -> None:
-        """Set up the sampler. `joins` returns whether rows are joined to lines without padding.
-
-        `order` is a version.
-
-        1 treats small global batches like large ones. 2 groups rows that are joined to lines.
-        """
+        """Set up the sampler. `collator` has `joins` if it joins rows to lines without padding."""
         self.rows = rows
         self.micro_batch = micro_batch
         self.rank = rank
@@ -64,9 +58,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.lengths = lengths
         self.global_batch = micro_batch * accumulation * world_size
         self.micro_batches = -(-rows // self.global_batch) * accumulation
-        self.mixes = order > 1 and self.global_batch < _SMALL
-        self._joins = joins
-        self._order = order
+        self.mixes = self.global_batch < _SMALL
+        self._collator = collator
 
     def __len__(self) -> int:
         return self.micro_batches
@@ -81,7 +74,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             by_rank = order.view(-1, self.world_size, self.micro_batch)
             yield from by_rank[:, self.rank].tolist()
             return
-        if self._order > 2 and self._joins():
+        # A check of the model may turn joining off before the first batch.
+        if getattr(self._collator, "joins", False):
             yield from self._even(order, self.lengths.sum(1))
             return
         if self.mixes:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -104,16 +103,15 @@ def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
     return optimizer
 
 
-def train_batches(
-    trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int, group: int = 1
-) -> DataLoader[Any]:
-    """Return the rank's micro-batches.
+def train_batches(trainer: Any, *, group: int = 1) -> DataLoader[Any]:
+    """Return the rank's micro-batches. The trainer knows the lengths of its rows.
 
     The micro-batches of all ranks make up the global batches. The `group` neighbours that share
     rows get the same micro-batches.
     """
     args = trainer.args
     rows = trainer.train_dataset
+    grouped = args.train_sampling_strategy == "group_by_length"
     batches = GlobalBatchSampler(
         rows=len(rows),
         micro_batch=args.per_device_train_batch_size,
@@ -121,9 +119,8 @@ def train_batches(
         accumulation=args.gradient_accumulation_steps,
         rank=args.process_index // group,
         world_size=args.world_size // group,
-        lengths=lengths() if args.train_sampling_strategy == "group_by_length" else None,
-        order=order,
-        joins=lambda: getattr(trainer.data_collator, "joins", False),
+        lengths=trainer.row_lengths() if grouped else None,
+        collator=trainer.data_collator,
     )
     pinned = args.device.type == "cuda"
     return DataLoader(
@@ -244,9 +241,6 @@ class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
 class Repetition(TokenTrainer):
     """The Hugging Face Trainer with the run's order of rows, loss, decay and evaluation loss."""
 
-    order = 3
-    """Version of the order of rows."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         use_no_cache(self.model)
@@ -256,8 +250,11 @@ class Repetition(TokenTrainer):
         return leave_norms_out_of_decay(self, super().create_optimizer(*args))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        lengths = partial(row_lengths, self.train_dataset)
-        return train_batches(self, lengths, order=self.order)
+        return train_batches(self)
+
+    def row_lengths(self) -> torch.Tensor:
+        """Return the lengths of the training rows."""
+        return row_lengths(self.train_dataset)
 
     def send_in_bf16(self) -> None:
         """Round the gradients of DDP's messages to bf16; call the method before training."""
@@ -412,7 +409,6 @@ def main() -> None:
             {**job.get("training", {}), "torch_compile": job["torch_compile"]},
         ),
     )
-    trainer.order = recipe.get("order", 1)
     arguments.eval_on_start = bool(trainer.eval_dataset)
     if job.get("communication") == "bf16":
         trainer.send_in_bf16()

@@ -18,14 +18,13 @@ from workbench.finetune.job.deepspeed_config import completed
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import lacking_memory, model_notes, template_of
 from workbench.finetune.job.refusals import Facts, check, known
-from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.metrics import metric_file
 from workbench.finetune.options.text.templates import unread
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
 from workbench.finetune.submit.origin import origin
-from workbench.finetune.submit.resume import before_of, resume_checkpoint, row_order
+from workbench.finetune.submit.resume import before_of, resume_checkpoint
 from workbench.finetune.submit.rewards import try_rewards
 from workbench.finetune.submit.travels import sent_notes
 from workbench.jobs.job import NewRun, Prepared
@@ -101,7 +100,6 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "deepspeed": deepspeed,
         "json_keys": list(own_keys(own_json)),
         "ranks": run.ranks,
-        "order": ROW_ORDER if before is None else row_order(before.root),
         "metric_inputs": metric_inputs(job, data),
         "remarks": data.remarks,
         "notes": [*model_notes(job), *sent_notes(job)],
@@ -116,7 +114,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
             before,
             world_size=run.ranks,
             resolved=resolved,
-            ask_pods=run.ask_pods,
+            cluster=run.cluster,
         )
         resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
     write_text(paths.job, json.dumps(resolved, indent=1))

@@ -27,7 +27,6 @@ from workbench.rundir.checkpoints import (
     remove_after,
     shared_run,
 )
-from workbench.rundir.make.prepare import AskPods
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
 from workbench.rundir.stores.checkpoints import fetch_newest, fetch_run
@@ -138,7 +137,7 @@ def resume_checkpoint(
     *,
     world_size: int,
     resolved: Mapping[str, Any],
-    ask_pods: AskPods | None,
+    cluster: Path | None,
 ) -> Checkpoint:
     """Return the checkpoint that a job continues, after reading every byte of the checkpoint.
 
@@ -164,7 +163,12 @@ def resume_checkpoint(
         _check_same(job, made, paths, before, (world_size, ranks), resolved)
         checkpoint = _from_store(before, job.max_steps)
     else:
-        held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
+        held = None
+        if cluster is not None:
+            # Ranks without a keeper have neither cluster nor client.
+            from workbench.client.takeover import checkpoint_on_pods
+
+            held = checkpoint_on_pods(cluster, RunPaths(root), job.max_steps, world_size)
         checkpoint = held or newest_good(root, last_step=job.max_steps)
         _check_same(job, made, paths, before, (world_size, checkpoint.world_size), resolved)
     _check_ranks(job, checkpoint, world_size, before.name, get_object(resolved, "deepspeed"))
@@ -278,11 +282,6 @@ def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
     remove_after(paths.checkpoints, newest.step)
     write_json(paths.job, {**made, "job": {**get_object(made, "job"), "resume": str(root)}})
     return newest.parts
-
-
-def row_order(root: Path) -> int:
-    """Return the version of a run's row order; 1 for early runs without a version."""
-    return as_int(read_json(RunPaths(root).job).get("order")) or 1
 
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:

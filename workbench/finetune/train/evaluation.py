@@ -20,6 +20,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.agent.rank.phases import counted
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import as_objects, as_str
@@ -39,12 +40,6 @@ from workbench.rundir.events import emit
 
 _PACKAGE = str(Path(evaluation_sums.__code__.co_filename).parents[2])
 """Folder of the product's own files."""
-
-
-def note(message: str) -> None:
-    """Emit a message for the user, from rank 0."""
-    if ranks.rank() == 0:
-        emit("note", message=message)
 
 
 def emit_evaluation(step: int, figures: Mapping[str, float]) -> None:
@@ -94,7 +89,7 @@ class Evaluator:
             table = TASK.table(raw, f"table {number}")
             self._tables[table.id] = table
         self._own: list[tuple[str, Function]] = []
-        self._own_figures = OwnFigures(note)
+        self._own_figures = OwnFigures()
         if ranks.rank() == 0:
             for number, metric in enumerate(as_objects(sent.get("metrics"))):
                 self._own.append(imported(metric, number, "metric"))

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank import records as report
+from workbench.agent.rank.notes import note
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
@@ -54,7 +55,7 @@ from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFil
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.checks.lines import LinesCheck
 from workbench.finetune.train.checks.technique import TechniqueCheck
-from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
+from workbench.finetune.train.evaluation import Evaluator, other_figures, questions
 from workbench.finetune.train.guests.figures import PRODUCT_NAMES
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.finetune.train.measure.profile import (
@@ -275,7 +276,6 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
         sends_bf16=job.communication == "bf16",
         make_optimizer=optimizers.maker(job),
         causal=encoder.causal,
-        order=work.order,
     )
 
 

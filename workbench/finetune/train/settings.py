@@ -66,8 +66,6 @@ class Assignment:
     """
     metric_inputs: Mapping[str, object] = field(default_factory=dict)
     """Inputs of the job's metrics: the user's function, tables."""
-    order: int = 1
-    """Version of the order of rows; a resumed run has the version of its checkpoint's run."""
     resumed_step: int = 0
     """Step of the checkpoint to resume from; 0 from the beginning."""
     shared: Path | None = None
@@ -130,7 +128,6 @@ class Assignment:
             rank=rank,
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
             metric_inputs=raw.get("metric_inputs") or {},
-            order=int(raw.get("order", 1)),
             resumed_step=int((raw.get("resume") or {}).get("step", 0)),
             shared=Path(raw["shared"]) if raw.get("shared") else None,
             token_files=Path(raw["token_files"]) if raw.get("token_files") else None,

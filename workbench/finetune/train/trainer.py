@@ -39,11 +39,11 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import RunError
 from workbench.base.words import number
 from workbench.finetune.model.sequence import SequenceParallel
-from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.evaluation import LOSS
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.recipe.standalone import (
@@ -64,7 +64,7 @@ from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
-from workbench.finetune.train.evaluation import emit_evaluation, note
+from workbench.finetune.train.evaluation import emit_evaluation
 from workbench.finetune.train.guests.trackers import guarded_trackers
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
@@ -110,8 +110,6 @@ class TrainerParts:
     """
     causal: bool = False
     """Whether labels are learned from the logits of the token before them."""
-    order: int = ROW_ORDER
-    """Version of the order of rows."""
     balance: LoadBalance | None = None
     """Load-balancing loss of a mixture of experts; None for other models."""
     sequence: SequenceParallel | None = None
@@ -134,7 +132,6 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.evaluator = parts.evaluator
         self.points = parts.points
         self.causal = parts.causal
-        self.order = parts.order
         self.balance = parts.balance
         self.sequence = parts.sequence
         self.tensor = parts.tensor
@@ -163,7 +160,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         # transformers would make the trackers itself, and end the training with their errors.
         reports = args.report_to
         args.report_to = []
-        trackers = guarded_trackers(reports, note)
+        trackers = guarded_trackers(reports)
         super().__init__(args=args, callbacks=trackers, **options)
         args.report_to = reports
         use_no_cache(self.model)
@@ -240,7 +237,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return row_lengths(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        return train_batches(self, self.row_lengths, order=self.order, group=self.group)
+        return train_batches(self, group=self.group)
 
     def _init_training_state(
         self,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.base.words import pluralize
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows
@@ -19,7 +20,7 @@ from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import compares_models, evaluates
 from workbench.finetune.options.metrics import Function
-from workbench.finetune.train.evaluation import Evaluator, imported, note
+from workbench.finetune.train.evaluation import Evaluator, imported
 from workbench.finetune.train.settings import Assignment
 from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
 

@@ -36,7 +36,7 @@ from workbench.keeper.run.stage import (
 )
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words
-from workbench.keeper.watch.ledger import RunLedger
+from workbench.keeper.watch.ledger import SILENCE_SHOWN_S, RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.journal import Journal
@@ -353,11 +353,13 @@ class Attempt:
                 fault = self._stalls.check(self.ledger, self._launcher)
             if fault is not None:
                 return fault
+            # The platform is asked about silent pods alone.
+            is_silent = bool(self.ledger.silent(SILENCE_SHOWN_S))
             remark = self.ledger.remark(
                 self._stalls.remark,
                 stopping=self._stopping,
                 slept=uptime_clock.slept(),
-                place=partial(place_words, self._context),
+                place=place_words(self._context) if is_silent else "",
             )
             self._journal.hint(remark)
 

@@ -373,12 +373,7 @@ class Runner:
         return Fact(kind=Outcome.READY, event=event)
 
     def _new_collector(self) -> CheckpointCollector:
-        return CheckpointCollector(
-            self.context,
-            lambda: self._totals.saved_step,
-            came=self._uploader.offer,
-            busy=lambda: self._uploader.busy,
-        )
+        return CheckpointCollector(self.context, self._totals, self._uploader)
 
     @property
     def _unwanted(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from workbench.base.clock import Clock, now_s
@@ -201,7 +201,7 @@ class RunLedger:
         *,
         stopping: str,
         slept: str = "",
-        place: Callable[[], str] = str,
+        place: str = "",
     ) -> str:
         """Return the current message for the user. Empty: no problem and no stop request.
 
@@ -209,7 +209,7 @@ class RunLedger:
             stall: Reason why the run makes no progress.
             stopping: Description of a pending stop request.
             slept: Description of a recent sleep of this machine.
-            place: Function that returns the platform's messages. Called only if pods are silent.
+            place: The platform's messages about silent pods.
         """
         if slept:
             return f"{slept}; training continues"
@@ -217,11 +217,10 @@ class RunLedger:
         if silent:
             pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
             # The platform's message takes precedence over a guess about this machine.
-            words = place()
             if len(silent) == len(self.pods) > 1:
-                pods = f"any pod: {words or CUT_OFF}"
-            elif words:
-                pods += f": {words}"
+                pods = f"any pod: {place or CUT_OFF}"
+            elif place:
+                pods += f": {place}"
             return f"no sign from {pods}; training continues there until the lease ends"
         ended = self.ended_alone
         alone = sorted(rank for rank in ended if ended[rank] >= _ALONE_SHOWN_S)

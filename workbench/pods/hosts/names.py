@@ -9,7 +9,7 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -136,13 +136,13 @@ def read_host(given: object) -> Host:
         raise ConfigError(f"{given!r} cannot be used: {error}") from None
 
 
-def from_hostfile(path: Path, check: Callable[[str], object]) -> list[Host]:
-    """Read the hosts and slots of a DeepSpeed or MPI hostfile. `check`: as in `read_hosts`."""
+def from_hostfile(path: Path, *, any_name: bool) -> list[Host]:
+    """Read the hosts and slots of a DeepSpeed or MPI hostfile. `any_name`: as in `read_hosts`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the hostfile {path} cannot be read: {error}") from error
-    hosts = read_hosts(text, str(path), check)
+    hosts = read_hosts(text, str(path), any_name=any_name)
     return [Host(address=address, slots=slots) for address, slots in hosts]
 
 

@@ -187,8 +187,8 @@ class SSHPods(Place):
             options["hosts"] = hosts
         elif hostfile:
             path = user_path(hostfile)
-            check = str if options.get("ssh_config", False) else check_address
-            options["hosts"] = from_hostfile(path.absolute(), check)
+            any_name = bool(options.get("ssh_config", False))
+            options["hosts"] = from_hostfile(path.absolute(), any_name=any_name)
         super().__init__(**options)
         # A name for the configuration is free in its form; an address goes to launchers, too.
         if self.ssh_config is False:

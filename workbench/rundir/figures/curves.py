@@ -15,11 +15,9 @@ from workbench.base.files.gate import library
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.metrics import numbers_in, tag_of
 from workbench.rundir.figures.samples import Sample, Spread
-from workbench.rundir.figures.trainings import Trainings, begins_again
+from workbench.rundir.figures.trainings import begins_again
 
 _MOST_EARLIER = 19  # lines of trainings, so that memory stays bounded
-_MOST_FOLDERS = 200  # of TensorBoard; further trainings share the last one
-_MOST_OPEN = 4  # event files; each has a thread
 EVERYWHERE = (-math.inf, math.inf)
 """The range of all x."""
 MOST_SHOWN = 400
@@ -343,123 +341,42 @@ def scalars_of(event: Event) -> Mapping[str, float]:
     return scalars
 
 
-@dataclass(slots=True)
-class _Line:
-    """Line of a tag in TensorBoard: its training, counted from 1, and its first and last step."""
-
-    training: int
-    first: int
-    last: int
-
-
 class ScalarWriter:
-    """Append scalars to event files, a folder per training; close the writer to flush.
-
-    TensorBoard joins all points of a folder in order of writing, so a second training in the same
-    folder would draw a line that runs back. The first training has the folder itself.
-    """
+    """Append scalars to an event file of TensorBoard; close the writer to flush."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._writers: dict[int, Any] = {}
-        """Open files by number of the training; the last one was used last."""
-        self._begun = 1
-        """Highest number of a training so far."""
-        self._trainings = Trainings()
-        self._lines: dict[str, _Line] = {}
+        self._writer: Any = None
 
     def add(self, event: Event) -> None:
         """Write the scalars of an event at its step; skip events without a step or numbers."""
-        step = event.whole("step")
-        if event.kind == EventKind.RESTARTED:
-            self._restart(step, event.time_s)
-            return
-        if step is None:
-            return
-        scalars = scalars_of(event)
-        # Every rank has tags of its own for its memory. Other tags are of all ranks, and another
-        # rank may be a step behind.
-        late = event.kind != EventKind.MEMORY and event.rank not in (None, 0)
-        if event.kind == EventKind.STEP and not late:
-            self._trainings.take(step, scalars)
-        by_training: dict[int, dict[str, float]] = {}
-        for tag, value in scalars.items():
-            training = self._training_of(tag, step, event.kind, late=late)
-            by_training.setdefault(training, {})[tag] = value
-        for training, values in by_training.items():
-            self._write(training, event.time_s, step, values)
-
-    def _training_of(self, tag: str, step: int, kind: str, *, late: bool) -> int:
-        """Return the number of the training that a point belongs to."""
-        # Steps of a new training return to the first step. Evaluations may be at other steps.
-        ended = 0 if kind == EventKind.STEP else self._trainings.ended
-        line = self._lines.get(tag)
-        if line is None:
-            line = self._lines[tag] = _Line(ended + 1, step, step)
-        elif late:
-            return line.training
-        elif begins_again(step, first=line.first, last=line.last):
-            self._lines[tag] = line = _Line(max(ended, line.training) + 1, step, step)
-        elif ended >= line.training:
-            self._lines[tag] = line = _Line(ended + 1, step, step)
-        line.last = max(step, line.last)
-        line.training = min(line.training, _MOST_FOLDERS)
-        self._begun = max(self._begun, line.training)
-        return line.training
-
-    def _restart(self, step: int | None, time_s: float) -> None:
-        """Let TensorBoard drop the points that the next attempt reports again."""
-        self._trainings.restart()
-        if step is not None:
-            for line in self._lines.values():
-                line.last = min(line.last, step)
-                line.first = min(line.first, step)
-            self._write(self._begun, time_s, step + 1, None)
-            return
-        # All trainings are repeated.
-        if self._lines:
-            for training in range(1, self._begun + 1):
-                self._write(training, time_s, 0, None)
-        self._begun = 1
-        self._trainings = Trainings()
-        self._lines = {}
-
-    def _write(
-        self, training: int, time_s: float, step: int, values: Mapping[str, float] | None
-    ) -> None:
-        """Write values, or for None the start of a session at a step."""
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if values is None:
+        step = event.whole("step")
+        if event.kind == EventKind.RESTARTED:
             # TensorBoard drops the points of later steps at the start of a session.
             begin = SessionLog(status=SessionLog.SessionStatus.START)
-            written = TensorBoardEvent(wall_time=time_s, step=step, session_log=begin)
+            step = 0 if step is None else step + 1
+            written = TensorBoardEvent(wall_time=event.time_s, step=step, session_log=begin)
         else:
-            scalars = []
-            for tag, value in values.items():
-                scalars.append(Summary.Value(tag=tag, simple_value=value))
-            written = TensorBoardEvent(wall_time=time_s, step=step, summary=Summary(value=scalars))
-        self._writer(training).add_event(written)
+            values = scalars_of(event)
+            if step is None or not values:
+                return
+            scalars = [Summary.Value(tag=tag, simple_value=each) for tag, each in values.items()]
+            summary = Summary(value=scalars)
+            written = TensorBoardEvent(wall_time=event.time_s, step=step, summary=summary)
+        self._open().add_event(written)
 
-    def _writer(self, training: int) -> Any:
+    def _open(self) -> Any:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        writer = self._writers.pop(training, None)
-        if writer is None:
-            if len(self._writers) >= _MOST_OPEN:
-                oldest = next(iter(self._writers))
-                self._writers.pop(oldest).close()
-            folder = self._folder
-            if training > 1:
-                folder /= f"training-{training}"
-                folder.mkdir(mode=0o700, exist_ok=True)
-            writer = EventFileWriter(library(folder), flush_secs=2)
-        self._writers[training] = writer
-        return writer
+        if self._writer is None:
+            self._writer = EventFileWriter(library(self._folder), flush_secs=2)
+        return self._writer
 
     def close(self) -> None:
-        while self._writers:
-            _, writer = self._writers.popitem()
-            writer.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +20,9 @@ from workbench.jobs.job import NewRun, Prepared
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_class
 from workbench.pods.pod import Pod
-from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
-AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]
-"""Function of a run, a last step and a number of ranks.
-
-Returns the checkpoint on the run's pods for the ranks. None: all checkpoints are in the run
-directory.
-"""
 # Minimum bytes that a run writes: states, events and the reserve for the result.
 _ROOM_BYTES = 512 << 10
 _GIT_S = 5.0
@@ -51,12 +44,12 @@ def prepare_run(
     *,
     root: str | Path | None = None,
     parent: Path = Path("runs"),
-    ask_pods: AskPods | None = None,
+    cluster: Path | None = None,
     pods: Sequence[Pod] = (),
 ) -> PreparedRun:
-    """Make the run directory. `ask_pods` finds the checkpoint of a run to resume on pods.
+    """Make the run directory.
 
-    `pods` are the running pods of the cluster, if known.
+    `cluster` and `pods` are the directory and the running pods of the run's cluster, if known.
     """
     # The id sorts by time and names the job.
     run_id = new_run_id(spec.job.views.word)
@@ -82,7 +75,7 @@ def prepare_run(
                 memory_gib=spec.cluster.pod_memory_gib(spec.pods or spec.cluster.count),
                 environment=environment,
                 pythons={pod.name: pod.versions.get("python", "") for pod in pods},
-                ask_pods=ask_pods,
+                cluster=cluster,
             )
             # The kind of job writes its own inputs, and may decide options.
             with asked.option_named():

@@ -16,13 +16,12 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote
 
 from workbench.base.errors import RunError, Unreadable
@@ -32,7 +31,6 @@ from workbench.base.json_values import Json
 from workbench.rundir.format import FORMAT, check_format
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _Row = tuple[object, ...]
 _WAIT_S = 5.0  # for a reader that holds the file
 _ROOM_BYTES = 64 << 10  # some hundred decisions
@@ -237,10 +235,10 @@ def read_store(path: Path) -> Contents:
     """
     (clusters, pods, runs, decisions), is_whole = _read(path, "cluster", "pod", "run", "decision")
     contents = Contents(
-        registration=next(_whole(clusters, _registration_of_row), None),
-        pods=list(_whole(pods, _pod_of_row)),
-        runs=list(_whole(runs, _run_of_row)),
-        decisions=list(_whole(decisions, _decision_of_row)),
+        registration=next(_registrations(clusters), None),
+        pods=list(_pods(pods)),
+        runs=list(_runs(runs)),
+        decisions=list(_decisions(decisions)),
     )
     rows = [*clusters, *pods, *runs, *decisions]
     if is_whole and all(map(_is_whole, rows)):
@@ -252,19 +250,19 @@ def read_store(path: Path) -> Contents:
 def registration_in(path: Path) -> Registration | None:
     """Return the entry of the cluster; None for a missing store. Raises as `read_store`."""
     ((rows,), _) = _read(path, "cluster")
-    return next(_whole(rows, _registration_of_row), None)
+    return next(_registrations(rows), None)
 
 
 def pods_in(path: Path) -> Sequence[Json]:
     """Return the JSON form of the cluster's pods. Raises as `read_store`."""
     ((rows,), _) = _read(path, "pod")
-    return list(_whole(rows, _pod_of_row))
+    return list(_pods(rows))
 
 
 def known_runs(path: Path) -> Sequence[KnownRun]:
     """Return the runs of a store in the order of submission. Raises as `read_store`."""
     ((rows,), _) = _read(path, "run")
-    return list(_whole(rows, _run_of_row))
+    return list(_runs(rows))
 
 
 def outcome_in(path: Path, run: str) -> Mapping[str, object]:
@@ -273,7 +271,7 @@ def outcome_in(path: Path, run: str) -> Mapping[str, object]:
     Raises as `read_store`.
     """
     ((rows,), _) = _read(path, "decision")
-    for decision in _whole(rows, _decision_of_row):
+    for decision in _decisions(rows):
         if decision.run == run and decision.what in (DecisionKind.ENDED, DecisionKind.WITHDRAWN):
             return decision.facts
     return {}
@@ -322,14 +320,6 @@ def _read(path: Path, *tables: str) -> tuple[list[list[_Row]], bool]:
     except OSError as error:
         raise Unreadable(f"{path} cannot be read at the moment: {error}") from error
     return found, is_whole
-
-
-def _whole(rows: Iterable[_Row], read: Callable[[_Row], _T | None]) -> Iterator[_T]:
-    """Yield the content of rows with right checksums."""
-    for row in rows:
-        record = read(row) if _is_whole(row) else None
-        if record is not None:
-            yield record
 
 
 @contextmanager
@@ -387,38 +377,39 @@ def _row_of_registration(entry: Registration) -> _Row:
     return _with_crc(entry.path, entry.inode, entry.device, entry.boot, spec, int(entry.is_closed))
 
 
-def _registration_of_row(row: _Row) -> Registration | None:
-    match row:
-        case (str(path), int(inode), int(device), str(boot), str(spec), int(is_closed), _):
-            return Registration(
-                path=path,
-                inode=inode,
-                device=device,
-                boot=boot,
-                spec=json.loads(spec),
-                is_closed=bool(is_closed),
-            )
-    return None
+def _registrations(rows: Iterable[_Row]) -> Iterator[Registration]:
+    for row in filter(_is_whole, rows):
+        match row:
+            case (str(path), int(inode), int(device), str(boot), str(spec), int(is_closed), _):
+                yield Registration(
+                    path=path,
+                    inode=inode,
+                    device=device,
+                    boot=boot,
+                    spec=json.loads(spec),
+                    is_closed=bool(is_closed),
+                )
 
 
 def _row_of_pod(pod: Json) -> _Row:
     return _with_crc(json.dumps(pod, default=str))
 
 
-def _pod_of_row(row: _Row) -> Json:
-    pod: Json = json.loads(str(row[0]))
-    return pod
+def _pods(rows: Iterable[_Row]) -> Iterator[Json]:
+    for row in filter(_is_whole, rows):
+        pod: Json = json.loads(str(row[0]))
+        yield pod
 
 
 def _row_of_run(run: KnownRun) -> _Row:
     return _with_crc(run.id, os.fsencode(run.path))
 
 
-def _run_of_row(row: _Row) -> KnownRun | None:
-    match row:
-        case (str(run_id), bytes(path), _):
-            return KnownRun(id=run_id, path=Path(os.fsdecode(path)))
-    return None
+def _runs(rows: Iterable[_Row]) -> Iterator[KnownRun]:
+    for row in filter(_is_whole, rows):
+        match row:
+            case (str(run_id), bytes(path), _):
+                yield KnownRun(id=run_id, path=Path(os.fsdecode(path)))
 
 
 def _row_of_decision(number: int, decision: Decision) -> _Row:
@@ -427,17 +418,17 @@ def _row_of_decision(number: int, decision: Decision) -> _Row:
     return _with_crc(number, time_s, decision.run, str(decision.what), decision.attempt, facts)
 
 
-def _decision_of_row(row: _Row) -> Decision | None:
-    match row:
-        case (int(), float(time_s), str(run), str(what), int(attempt), str(facts), _):
-            return Decision(
-                time_s=time_s,
-                run=run,
-                what=DecisionKind(what),
-                attempt=attempt,
-                facts=json.loads(facts),
-            )
-    return None
+def _decisions(rows: Iterable[_Row]) -> Iterator[Decision]:
+    for row in filter(_is_whole, rows):
+        match row:
+            case (int(), float(time_s), str(run), str(what), int(attempt), str(facts), _):
+                yield Decision(
+                    time_s=time_s,
+                    run=run,
+                    what=DecisionKind(what),
+                    attempt=attempt,
+                    facts=json.loads(facts),
+                )
 
 
 def _with_crc(*row: object) -> _Row:

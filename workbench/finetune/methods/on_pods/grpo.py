@@ -15,6 +15,7 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
 from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.agent.rank.phases import phase
 from workbench.agent.rank.records import EndedWithAnother
 from workbench.base.words import pluralize
@@ -30,7 +31,6 @@ from workbench.finetune.methods.on_pods.evaluation import EvalBatch
 from workbench.finetune.methods.on_pods.hooks import TrlHooks
 from workbench.finetune.methods.on_pods.judged import (
     Groups,
-    note,
     reward_names,
     weighed_rewards,
     with_deviations,
@@ -180,7 +180,6 @@ class Hooks(TrlHooks):
             world_size=1,
             seed=args.seed,
             lengths=self._lengths if self._sampling == "group_by_length" else None,
-            order=self.order,  # type: ignore[attr-defined]
         )
         repeated = RepeatedPrompts(
             prompts, answers=args.num_generations, rank=args.process_index, size=size

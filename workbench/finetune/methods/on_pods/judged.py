@@ -8,9 +8,8 @@ from statistics import fmean
 
 import torch
 
-from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.base.words import pluralize
-from workbench.rundir.events import emit
 
 _EARLY_STEPS = 10
 """Steps of equal rewards after which a run does not wait for its end with the note."""
@@ -48,12 +47,6 @@ class Groups:
             f"{pluralize(self._steps, 'step')}, all answers to the prompt have the same reward, so "
             "the group teaches nothing. Check that the reward functions tell answers apart"
         )
-
-
-def note(message: str) -> None:
-    """Emit a message for the user, from rank 0."""
-    if ranks.rank() == 0:
-        emit("note", message=message)
 
 
 def weighed_rewards(

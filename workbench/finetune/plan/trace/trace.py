@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
@@ -166,7 +166,8 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
         return {"unplaced": str(error)}
     parts = []
     for gpu in sorted(set(placed.values())):
-        parts.append(_sizes(model, partial(_is_on, gpu, placed)))
+        here = {name for name, _ in model.named_parameters() if _is_on(gpu, placed, name)}
+        parts.append(_sizes(model, here))
     fullest = max(parts, key=partial(_bytes, packed=packed, size=dtype.itemsize))
     layers = sum(len(stack) for stack in fullest["stacks"])
     stacks = max(1, len(layer_stacks(model)))
@@ -431,12 +432,12 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
     return points
 
 
-def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
-    """List the parameters by stack and layer.
+def _sizes(model: Any, names: Collection[str] | None = None) -> dict[str, Any]:
+    """List the parameters with these names by stack and layer. None: all parameters.
 
     A parameter is [elements, is trained, can be packed in 4 bits, is a matrix of a hidden layer].
     """
-    here = {id(p) for name, p in model.named_parameters() if is_here(name)}
+    here = {id(p) for name, p in model.named_parameters() if names is None or name in names}
     # A model that scores texts has no layer over the words.
     output = getattr(model, "score", None) or model.get_output_embeddings()
     packable = set()

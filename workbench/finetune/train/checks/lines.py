@@ -9,9 +9,9 @@ import torch
 from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.base.errors import ConfigError
 from workbench.finetune.recipe.lines import Lines, Row
-from workbench.finetune.train.evaluation import note
 
 _TOKENS = 64
 """Largest number of tokens of a row of the check."""

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.notes import note
 from workbench.base.errors import RunError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp
@@ -20,7 +21,6 @@ from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.finetune.techniques.technique import UPDATE
 from workbench.finetune.train.checks.deepspeed_json import in_effect, without_effect
 from workbench.finetune.train.checks.sharding import RankState, Share, gradients_of, state_of
-from workbench.finetune.train.evaluation import note
 from workbench.rundir.events import emit
 
 _ARITHMETIC = {"bf16": "bfloat16", "fp16": "float16"}

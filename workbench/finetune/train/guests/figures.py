@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from numbers import Real
 
+from workbench.agent.rank.notes import note
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.words import strip_controls
 from workbench.finetune.options.evaluation import LOSS, ROUGE
@@ -22,9 +23,7 @@ PRODUCT_NAMES = frozenset((LOSS, *METRICS, *ROUGE, *(metric.name for metric in k
 class OwnFigures:
     """Figures of the user's metric functions. A figure keeps its name for the whole training."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        """Set up. `note` sends a message to the user."""
-        self._note = note
+    def __init__(self) -> None:
         self._names: dict[tuple[int, str], str] = {}
         self._told: set[tuple[int, str]] = set()
 
@@ -61,7 +60,7 @@ class OwnFigures:
                 figure = math.nan
             figures[self._name(function, key, others, remarks)] = figure
         if remarks:
-            self._note(f"metric {name}: {'; '.join(remarks)}")
+            note(f"metric {name}: {'; '.join(remarks)}")
         return figures
 
     def _is_new(self, number: int, key: str) -> bool:

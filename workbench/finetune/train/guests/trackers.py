@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from workbench.agent.rank.notes import note
 from workbench.agent.rank.phases import phase
 
 _NOT_STARTED = "did not start, and gets no reports"
@@ -26,10 +27,10 @@ _REST = 20.0
 """A report that fails after some time is followed by a pause, this many times as long."""
 
 
-def guarded_trackers(names: Iterable[str], note: Callable[[str], None]) -> list[TrackerCalls]:
+def guarded_trackers(names: Iterable[str]) -> list[TrackerCalls]:
     """Return the trackers of transformers with these names, with every error of a tracker caught.
 
-    A tracker that cannot be made is left out. `note` sends a message to the user.
+    A tracker that cannot be made is left out.
     """
     guarded = []
     for name in names:
@@ -42,17 +43,16 @@ def guarded_trackers(names: Iterable[str], note: Callable[[str], None]) -> list[
             continue
         # transformers warns of two callbacks of one class.
         made: type[TrackerCalls] = type(f"Guarded{type(tracker).__name__}", (TrackerCalls,), {})
-        guarded.append(made(name, tracker, note))
+        guarded.append(made(name, tracker))
     return guarded
 
 
 class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Pass every event to a tracker. The user is told of the first failure alone."""
 
-    def __init__(self, name: str, tracker: Any, note: Callable[[str], None]) -> None:
+    def __init__(self, name: str, tracker: Any) -> None:
         self._name = name
         self._tracker = tracker
-        self._note = note
         self._has_failed = False
         self._is_off = False
         self._waited_s = 0.0
@@ -95,7 +95,7 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
         elif event == "on_train_end":
             what = f"did not finish after step {step}"
         if not self._has_failed:
-            self._note(f"the tracker {self._name} {what}: {words}")
+            note(f"the tracker {self._name} {what}: {words}")
         self._has_failed = True
 
     def _timed(self, seconds: float, call: str) -> None:
@@ -103,7 +103,7 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
         if seconds >= _SLOW_S:
             self._waited_s += seconds
         if self._waited_s >= _WAITED_S and not told_before:
-            self._note(
+            note(
                 f"the tracker {self._name} is slow: its {call} took "
                 f"{seconds:.1f} s. The training waits for every call of a tracker"
             )
