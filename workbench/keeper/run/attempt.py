@@ -37,7 +37,7 @@ from workbench.keeper.run.stage import (
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
+from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch, Sampler, why_agent_lost
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
@@ -65,7 +65,7 @@ _LAST_PORT = 65535
 
 
 class AttemptDeps:
-    """Clock, report queue, pod watch and launcher of an attempt. Tests have their own class."""
+    """Clock, report queue, watches and launcher of an attempt. Tests have their own class."""
 
     def clock(self) -> float:
         """Return seconds. The time in which this machine slept does not count."""
@@ -79,6 +79,9 @@ class AttemptDeps:
         self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]
     ) -> PodWatch:
         return PodWatch(link, context, reports)
+
+    def together(self, watches: Sequence[PodWatch]) -> RunWatch:
+        return RunWatch(watches)
 
     def launch(self, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
         return LauncherProcess.start(command, run_id, log)
@@ -128,8 +131,7 @@ class Attempt:
         self._reports = self._around.reports()
         self._found = found
         self._launcher = found.launcher if found is not None else None
-        # Watches of the pods that were started.
-        self._watches: list[PodWatch] = []
+        self._watch: RunWatch | None = None
         self._sampler = Sampler()
         self._unasked: dict[str, tuple[float, bool]] = {}
         """Pods that could not be asked to end ranks: grace in seconds, and whether only to ask."""
@@ -140,7 +142,7 @@ class Attempt:
     @property
     def live_processes(self) -> int | None:
         """Number of processes of the run still alive. None: a pod does not answer."""
-        return self.ledger.live_processes if self._watches else 0
+        return self.ledger.live_processes if self._watch is not None else 0
 
     def explain(self, error: Exception) -> RunFault | None:
         """Return the fault of an error in the attempt. None: the run was asked to end."""
@@ -161,13 +163,13 @@ class Attempt:
 
         Blocks until no process of the run is left on any reachable pod.
         """
-        if self._watches:
+        if self._watch is not None:
             self._end_ranks()
         elif self._context.inherited:
             # The ranks of the dead keeper may be alive, and no watch has begun.
             stop_ranks(self._context.links, self._context.run_id)
-        for watch in self._watches:
-            watch.close()
+        if self._watch is not None:
+            self._watch.close()
         # The last reports came after that of a pod's loss. A run that is done is not repeated.
         if self.ledger.lost and self.ledger.all_done:
             return None
@@ -283,15 +285,18 @@ class Attempt:
             self._context.everywhere(partial(self._stop, grace_s=grace_s, ask=True))
 
     def watch(self) -> None:
-        """Start the watches of all pods."""
+        """Start to watch all pods."""
         c = self._context
         self.ledger.begin()
+        watches = []
         for link in c.links:
-            # A watch opens the logs here, and needs a thread.
+            # A watch opens the logs here.
             make = partial(self._around.watch, link, c, self._reports)
-            watch = retry_on_exhaustion(make, self._journal.hint)
-            watch.start()
-            self._watches.append(watch)
+            watches.append(retry_on_exhaustion(make, self._journal.hint))
+        together = partial(self._around.together, watches)
+        watch = retry_on_exhaustion(together, self._journal.hint)
+        watch.start()
+        self._watch = watch
 
     def launch(self) -> None:
         """Start the ranks on the prepared pods, and watch them."""
