@@ -10,9 +10,9 @@ import pytest
 from tests.support.sentences import says
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Traits
+from workbench.keeper.link.agent import Posted
 from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.link.agent import Posted
 from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.events import Event
