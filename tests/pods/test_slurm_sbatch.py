@@ -68,8 +68,22 @@ def followed(run: Run, state: RunState) -> None:
     listed = {row["id"]: row["state"] for row in json.loads(done.stdout)["runs"]}
     assert listed[run.id] == state
     assert Run.load(run.path).state is state
-    with pytest.raises(RunError, match=r"the directory of a run.*Run\.load.*workbench attach"):
-        Cluster.attach(run.path)
+    with Cluster.attach(run.path) as cluster:
+        assert [each.path for each in cluster.runs] == [run.path]
+        assert cluster.phase == ("closed" if state.is_terminal else "ready")
+        assert cluster.message == run.message
+        assert str(run.path) in as_text(cluster)
+        assert (run.id in as_text(cluster)) is not state.is_terminal
+        for ask in (
+            cluster.start,
+            cluster.doctor,
+            lambda: cluster.hostfile,
+            lambda: cluster.submit(TINY),
+            lambda: cluster.command(TINY),
+        ):
+            with pytest.raises(RunError, match=r"has no keeper.*submit jobs to another cluster"):
+                ask()
+    assert Run.load(run.path).state is state, "leaving the cluster ends nothing"
 
 
 def first_step(run: Run) -> int:
@@ -92,10 +106,10 @@ def test_a_script_trains_on_two_nodes_and_a_cancelled_job_keeps_its_checkpoint(
     nodes = sorted(place.slurm.nodes)[:2]
     assert all(node in as_text(run) for node in nodes)
     followed(run, RunState.RUNNING)
-    for ask in (run.cancel, run.stop, run.stacks, run.fetch):
+    for ask in (run.stop, run.stacks, run.fetch):
         with pytest.raises(RunError, match=f"has no keeper.*: scancel {number}"):
             ask()
-    place.slurm.do("scancel", number)
+    Cluster.attach(script.run).close()
     until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
     assert run.state is RunState.CANCELLED, run.message
     followed(run, RunState.CANCELLED)
