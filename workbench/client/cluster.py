@@ -202,11 +202,11 @@ class Cluster(LiveDisplayable, Submission):
             PodError: A pod died during the start, or (`PodTimeout`) did not start in time.
             Detached: An interrupt came, and the request for pods stays.
         """
+        self._refuse_without_keeper()
         return self._start(stays=self.spec.has_queue or not wait, wait=wait)
 
     def _start(self, *, stays: bool, wait: bool = True) -> Self:
         """Start the cluster, or wait for its pods. `stays`: an interrupt keeps the request."""
-        self._refuse_without_keeper()
         self._closed = False
         if is_left(self._paths, self.spec):
             self._succeed()
@@ -252,7 +252,7 @@ class Cluster(LiveDisplayable, Submission):
             raise
 
     def __enter__(self) -> Self:
-        return self._start(stays=False)
+        return self if self._batch_run is not None else self._start(stays=False)
 
     def __exit__(self, *_exc: object) -> None:
         if not self._attached:

@@ -282,7 +282,7 @@ class Submission:
 
     def _refuse_without_keeper(self) -> None:
         if words := no_keeper(RunPaths(self.path)):
-            raise RunError(f"{words}, and submit jobs to another cluster")
+            raise RunError(f"{words}. Submit jobs to another cluster")
 
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None
