@@ -186,6 +186,9 @@ class _Dripping:
     def write(self, data: bytes) -> None:
         raise AssertionError("there is nothing to answer")
 
+    def descriptors(self) -> list[int]:
+        return []
+
 
 @pytest.mark.parametrize(
     ("last", "words"),
@@ -370,6 +373,9 @@ def test_a_loss_without_words_is_named_by_its_kind() -> None:
 
         def read(self, _timeout_s: float | None) -> bytes:
             raise BrokenPipeError
+
+        def descriptors(self) -> list[int]:
+            return []
 
     client = Client(Broken())
     with pytest.raises(ConnectionResetError):

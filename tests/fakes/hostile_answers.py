@@ -21,7 +21,7 @@ from tests.fakes.runloop import RUN, SimLink, SimPod, SimQueue, SimRank, Simulat
 from workbench.base.errors import RemoteError
 from workbench.base.messages import rpc
 from workbench.base.process import rank_log
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, Posted
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.run import restart
@@ -136,8 +136,6 @@ class WireLink(SimLink):
         super().__init__(of)
         self.agent_pid = of.agent_pid
         self.store = PurePosixPath("/pods/store")
-        self.polled: Callable[[], object] = lambda: None
-        """Called before each answer to a poll."""
         self._identity = Identity(self.sim.paths.root.parent / "identity")
         self._lease_s = self.sim.lease_s
         self._folders = ()
@@ -156,6 +154,14 @@ class WireLink(SimLink):
         answer = AgentLink.call(self, op, timeout_s, **fields)
         self.sim.passes(f"after {op}", self.keeper)
         return answer
+
+    def post(self, op: str, arrived: Callable[[], None], **fields: Any) -> Posted | None:
+        self.sim.passes(f"before {op}", self.keeper)
+        self.sim.note(self.pod.name, op)
+        self._reach()
+        posted = AgentLink.post(self, op, arrived, **fields)
+        self.sim.passes(f"after {op}", self.keeper)
+        return posted
 
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         self.sim.passes(f"before {op}", self.keeper)
@@ -201,7 +207,6 @@ class WireLink(SimLink):
                 own = self._listed(f"{self.sim.script}/")
                 return {"out": self._listed("out/"), "script": own}
             case "poll" if request["max_bytes"]:
-                self.polled()
                 return self._polled(request["offsets"])
         return self._answer(op, request)
 
@@ -271,6 +276,9 @@ class _Wire:
             raise TimeoutError("no answer came")
         return self._come.pop(0)
 
+    def descriptors(self) -> Sequence[int]:
+        return []
+
 
 class _WireSSH(SSHConnection):
     """Commands and files of a simulated pod."""
@@ -320,21 +328,32 @@ class _WireSSH(SSHConnection):
         return told
 
 
+class _WatchAtOnce(PodWatch):
+    """A watch that tries once to reach a silent pod, without its thread."""
+
+    def _fall_silent(self, error: Exception) -> None:
+        self._forget()
+        lost = self._why_lost(0.0)
+        self._report_silence(str(error), lost)
+        self._failures = 0
+        if not lost:
+            self._reconnect()
+
+
 class WireWatch(SimWatch):
-    """The keeper's own watch of a pod. Each look is one turn of its loop, without its thread."""
+    """The keeper's own watch of a pod. Each look is one question and its answer, in no thread."""
 
     def __init__(self, link: WireLink, context: RunContext, reports: SimQueue) -> None:
         super().__init__(link, context, reports)
         self._found: queue.Queue[PodReport] = queue.Queue()
-        self._watch = PodWatch(link, context, self._found)
-        link.polled = self._watch._end.set
+        self._watch = _WatchAtOnce(link, context, self._found)
 
     def look(self) -> PodReport:
         if self._pod.mood != "answers" or self._pod.agent_pid != self._agent_pid:
             return super().look()
         self.next_at = self._sim.now + 0.15
-        self._watch._end.clear()
-        self._watch._loop()
+        for _ in ("ask", "take"):
+            self._watch.turn()
         report = self._found.get_nowait()
         if report.answered:
             self._heard = self._sim.now

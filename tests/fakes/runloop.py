@@ -551,6 +551,9 @@ class SimDeps(AttemptDeps):
     def watch(self, link: Any, context: RunContext, reports: Any) -> Any:
         return self._sim.watch(link, context, reports)
 
+    def together(self, watches: Any) -> Any:
+        return SimWatches(watches)
+
     def launch(self, command: LaunchCommand, run_id: str, log: Path) -> Any:
         return self._sim.launch(command, run_id, log)
 
@@ -704,6 +707,21 @@ class SimWatch:
     def _lose(self, why: str) -> PodReport:
         self.close()
         return PodReport(pod=self._pod.pod, answered=False, lost=why)
+
+
+class SimWatches:
+    """The watches of a run's pods."""
+
+    def __init__(self, watches: Sequence[SimWatch]) -> None:
+        self._watches = watches
+
+    def start(self) -> None:
+        for watch in self._watches:
+            watch.start()
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.close()
 
 
 class SimLink(AgentLink):

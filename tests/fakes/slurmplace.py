@@ -129,8 +129,9 @@ class Slurm:
         self._start_daemon("munged", "--foreground", "--force", *self._munge())
         until((self.folder / "munge.sock").exists, 20, why=self._logs)
         self._start_daemon("slurmctld", "-D", "-f", str(self.config))
-        for node, host in zip(self.nodes, hosts, strict=True):
-            self._start_daemon(*_on_host(host, node), "slurmd", "-D", "-f", str(self.config))
+        self.hosts = dict(zip(self.nodes, hosts, strict=True))
+        for node in self.nodes:
+            self.start_node(node)
         until(lambda: self._states() == {"idle"}, 60, every_s=0.2, why=self._logs)
 
     def end(self) -> None:
@@ -174,6 +175,18 @@ class Slurm:
         if jobs := self.jobs():
             self.do("scancel", *jobs)
             until(lambda: not self.jobs(), 60, every_s=0.1)
+
+    def start_node(self, node: str) -> None:
+        host = _on_host(self.hosts[node], node)
+        self._start_daemon(*host, "slurmd", "-D", "-f", str(self.config))
+
+    def resume(self, node: str) -> bool:
+        """Have a lost node back. Return whether the node takes jobs."""
+        words = ["scontrol", "update", f"nodename={node}", "state=resume"]
+        # Slurm refuses for a node that is back, and for a node with processes that still end.
+        subprocess.run(words, timeout=300, env=self.environment(), capture_output=True)
+        shown = self.do("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T")
+        return set(shown.split()) <= {"idle", "mixed"}
 
     def _start_daemon(self, *words: str) -> None:
         with (self.folder / "daemons.log").open("ab") as log:
@@ -297,6 +310,23 @@ class SlurmPlace:
         notes = [note for note in [note_of(context.directory, JOBS)] if note.exists()]
         return [*self.slurm.jobs(), *map(str, [*folders, *files, *notes])]
 
+    def node_of(self, pod: str) -> str:
+        """Return the node of a pod's running step."""
+        listed = self.slurm.do("squeue", "--noheader", "--steps", "--format=%j|%N")
+        (node,) = re.findall(rf"^\S+-{pod}\|(\S+)$", listed, re.M)
+        return str(node)
+
+    @contextmanager
+    def lost(self, node: str) -> Iterator[None]:
+        """Take a node off the network with all of its processes, and tell Slurm."""
+        host = self.slurm.hosts[node]
+        with host.silent():
+            host.end_what_is_left()
+            self.slurm.do("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+            yield
+        self.slurm.start_node(node)
+        until(lambda: self.slurm.resume(node), 60, every_s=0.2)
+
     def end_step(self, pod: str) -> None:
         """Tell a pod's process to end."""
         listed = self.slurm.do("squeue", "--noheader", "--steps", "--format=%i|%j")
@@ -316,7 +346,8 @@ class InsidePlace(SlurmPlace):
     def __enter__(self) -> Self:
         super().__enter__()
         resources = ("--ntasks-per-node=1", "--cpus-per-task=3", "--gpus-per-node=2", "--mem=2000")
-        self.job = self.fill(*resources)
+        # Without the option, Slurm ends a job that loses a node.
+        self.job = self.fill("--no-kill", *resources)
         self._around = variables({"SLURM_JOB_ID": self.job})
         self._around.__enter__()
         return self

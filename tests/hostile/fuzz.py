@@ -147,6 +147,9 @@ def _with_wrong_bytes(data: bytes, chance: random.Random) -> bytes:
 class _Peer:
     """A stream that sends bytes once, in two pieces, and then ends."""
 
+    def descriptors(self) -> list[int]:
+        return []
+
     def __init__(self, data: bytes) -> None:
         half = len(data) // 2
         self._pieces = [data[:half], data[half:], b""]

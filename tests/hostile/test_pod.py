@@ -24,7 +24,7 @@ from tests.fakes.runloop import Simulation
 from workbench.base.errors import RemoteError
 from workbench.jobs.script import Script
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
+from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch, Sampler
 
 LONGEST_S = 600.0
 MEMORY_KIB = 700 << 10
@@ -45,19 +45,19 @@ def watched(
         contexts.append(sim.context())
         links.append(PlayedLink(pod.pod, folder, answers, lease_s=pods_lease_s))
     reports: queue.Queue[PodReport] = queue.Queue()
-    watches = [
-        PodWatch(link, context.on(links), reports)
-        for link, context in zip(links, contexts, strict=True)
-    ]
+    watch = RunWatch(
+        [
+            PodWatch(link, context.on(links), reports)
+            for link, context in zip(links, contexts, strict=True)
+        ]
+    )
     try:
-        for watch in watches:
-            watch.start()
+        watch.start()
         yield sim, reports
     finally:
         for link in links:
             link.end()
-        for watch in watches:
-            watch.close()
+        watch.close()
 
 
 @pytest.mark.parametrize("name", TRICKS)

@@ -547,18 +547,19 @@ def test_each_agent_is_asked_often_enough_for_its_lease(kept: Kept) -> None:
     closing: Any = Closing(2)
     kept.place.pods[1] = pod(1, phase=Phase.FAILED)
     fleet.renew_leases(closing, lambda: [first])
-    until(lambda: len(closing.waits) == 9, 10)
-    assert (first.asked, second.asked) == (["ping"] * 2, ["ensure"] * 2)
-    assert set(closing.waits) == {2.0}
+    until(lambda: bool(first.asked and second.asked), 300)
+    assert (first.asked, second.asked) == (["ping"], ["ensure"])
+    # A pod has its turn each two seconds, and the pods are looked at as often.
+    assert set(closing.waits) == {1.0, 2.0}
     assert kept.changes == 1, "the pods are looked at meanwhile"
 
 
 def test_a_pod_that_has_just_answered_is_not_asked(kept: Kept) -> None:
     fleet = kept.launched().fleet
     kept.links[0].silent_s = 1.0
-    closing: Any = Closing(1)
+    closing: Any = Closing(2)
     fleet.renew_leases(closing, list)
-    until(lambda: len(closing.waits) == 6, 10)
+    until(lambda: len(closing.waits) == 6 and bool(kept.links[1].asked), 300)
     assert [link.asked for link in kept.links] == [[], ["ensure"]]
 
 
@@ -584,7 +585,7 @@ def test_many_pods_share_a_few_threads_and_a_silent_one_delays_no_other(
     try:
         until(lambda: len(asked) == 32 and min((asked - Counter(["pod-3"])).values()) > 2, 60)
         assert asked["pod-3"] == 1
-        assert threading.active_count() - before <= 9
+        assert threading.active_count() - before <= 6
     finally:
         is_over.set()
         loop.join()
@@ -595,8 +596,8 @@ def test_a_long_lease_is_renewed_every_few_seconds(kept: Kept) -> None:
     fleet.spec = fleet.spec.replace(lease_s=600.0)
     closing: Any = Closing(0)
     fleet.renew_leases(closing, list)
-    until(lambda: len(closing.waits) == 3, 10)
-    assert set(closing.waits) == {3.0}
+    until(lambda: len(closing.waits) == 2, 300)
+    assert set(closing.waits) == {1.5, 3.0}
 
 
 def test_leases_are_renewed_though_a_call_or_a_look_fails(
@@ -610,7 +611,7 @@ def test_leases_are_renewed_though_a_call_or_a_look_fails(
     monkeypatch.setattr(kept.place, "refresh", fail)
     closing: Any = Closing(2)
     fleet.renew_leases(closing, fail)
-    until(lambda: len(closing.waits) == 9, 10)
+    until(lambda: len(closing.waits) == 6, 300)
 
 
 # The end.

@@ -10,9 +10,10 @@ import pytest
 from tests.support.sentences import says
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Traits
+from workbench.keeper.link.agent import Posted
 from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
@@ -158,8 +159,14 @@ def test_a_watch_reads_the_live_processes(tmp_path: Path) -> None:
     reports: queue.Queue[PodReport] = queue.Queue()
     answer = {"ranks": [], "chunks": {}, "live_processes": 2, "gpus": []}
     link: Any = SimpleNamespace(
-        pod=A, agent_pid=1, clock_offset_s=0.0, call=lambda _op, **_fields: answer
+        pod=A,
+        agent_pid=1,
+        clock_offset_s=0.0,
+        post=lambda _op, _arrived, **_fields: Posted(line, call, 60.0),
+        answer=lambda _posted: answer,
     )
+    line: Any = SimpleNamespace(lost="", descriptors=list, forget=list)
+    call: Any = SimpleNamespace()
     context: Any = SimpleNamespace(
         run_id="r",
         restart=0,
@@ -172,7 +179,7 @@ def test_a_watch_reads_the_live_processes(tmp_path: Path) -> None:
         ),
     )
     context.paths.logs.mkdir()
-    watch = PodWatch(link, context, reports)
+    watch = RunWatch([PodWatch(link, context, reports)])
     watch.start()
     seen = reports.get(timeout=300)
     watch.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,22 +69,35 @@ class Agent:
         self.agent_pid = 1
         self.agent_replaced = ""
         self.clock_offset_s = 2.0
-        self.answer: dict[str, object] = {"ranks": [RUNNING], "chunks": {}, "live_processes": 1}
+        self.answers: dict[str, object] = {"ranks": [RUNNING], "chunks": {}, "live_processes": 1}
         self.asked: list[dict[str, object]] = []
         self.silent = False
         self.opens: Callable[[], object] = lambda: None
         self.then: Callable[[], object] = lambda: None
 
-    def call(self, op: str, **fields: object) -> dict[str, object]:
+    def post(self, op: str, _arrived: Callable[[], None], **fields: object) -> Any:
         assert op == "poll"
         self.asked.append(fields)
         self.then()
         if self.silent:
             raise RemoteError("lost the line to pod-0", host=POD.address)
-        return self.answer
+        return SimpleNamespace(line=SimpleNamespace(lost=""), left_s=8.0)
+
+    def answer(self, _posted: object) -> dict[str, object]:
+        return self.answers
 
     def open(self) -> None:
         self.opens()
+
+
+class AtOnce(threading.Thread):
+    """A thread that has ended when it has started."""
+
+    def start(self) -> None:
+        self.run()
+
+    def is_alive(self) -> bool:
+        return False
 
 
 class Watched:
@@ -90,6 +105,7 @@ class Watched:
 
     def __init__(self, folder: Path, hand: Hand, *, for_s: float = 1.0, links: int = 1) -> None:
         self.agent = Agent()
+        self.hand = hand
         self.seen: list[Pod] = [POD]
         paths = RunPaths(folder)
         paths.logs.mkdir()
@@ -114,7 +130,12 @@ class Watched:
 
     def reports(self) -> Sequence[PodReport]:
         """Watch the pod until the end; return the reports."""
-        self.watch._loop()
+        while not self.end.is_set() and self.watch.due_s < math.inf:
+            self.watch.turn()
+            if self.watch._posted is not None:
+                self.watch.turn()
+            if self.hand.now < self.watch.due_s < math.inf:
+                self.end.wait(self.watch.due_s - self.hand.now)
         reports = []
         while not self._reports.empty():
             reports.append(self._reports.get())
@@ -125,6 +146,7 @@ class Watched:
 def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     hand = Hand()
     monkeypatch.setattr(module, "uptime_clock", hand)
+    monkeypatch.setattr(module.threading, "Thread", AtOnce)
     return hand
 
 
@@ -151,7 +173,7 @@ def test_pods_of_a_large_run_are_asked_less_often(tmp_path: Path, hand: Hand) ->
 
 def test_a_report_has_the_state_of_ranks_processes_and_gpus(watched: Watched) -> None:
     error = {"kind": "ValueError", "message": "a bad row", "time_s": 12.0}
-    watched.agent.answer = {
+    watched.agent.answers = {
         "ranks": [{**EXITED, "error": error, "ended_s": 12.0}],
         "live_processes": 0,
         "chunks": {},
@@ -184,11 +206,11 @@ def test_more_output_is_read_without_a_pause_and_events_have_this_machine_s_time
 
     def once() -> None:
         if len(watched.agent.asked) > 1:
-            watched.agent.answer = {**watched.agent.answer, "chunks": {}}
+            watched.agent.answers = {**watched.agent.answers, "chunks": {}}
 
     watched.agent.then = once
-    watched.agent.answer = {
-        **watched.agent.answer,
+    watched.agent.answers = {
+        **watched.agent.answers,
         "ranks": [{**RUNNING, "phase": phase}],
         "chunks": chunks,
     }
@@ -206,11 +228,11 @@ def test_logs_that_failed_are_tried_once_more_after_the_end(
 ) -> None:
     tries = [True]
     monkeypatch.setattr(Collector, "try_last", lambda _self: bool(tries and tries.pop()))
-    watched.agent.answer = {"ranks": [RUNNING], "chunks": {}, "live_processes": 1}
+    watched.agent.answers = {"ranks": [RUNNING], "chunks": {}, "live_processes": 1}
     assert watched.reports()[0].drained, "some ranks run"
     assert tries == [True]
     watched.end._ends += 1.0
-    watched.agent.answer = {"ranks": [EXITED], "chunks": {}, "live_processes": 0}
+    watched.agent.answers = {"ranks": [EXITED], "chunks": {}, "live_processes": 0}
     assert [report.drained for report in watched.reports()[:2]] == [False, True]
 
 
@@ -221,7 +243,7 @@ def test_the_reason_of_an_incomplete_log_is_reported(watched: Watched) -> None:
 
 @pytest.mark.parametrize("odd", [{"live_processes": -1}, {"live_processes": "x"}, {"ranks": [{}]}])
 def test_an_answer_of_another_form_ends_the_watch(odd: dict[str, object], watched: Watched) -> None:
-    watched.agent.answer = {**watched.agent.answer, **odd}
+    watched.agent.answers = {**watched.agent.answers, **odd}
     (report,) = watched.reports()
     assert not report.answered
     assert "pod-0" in report.lost

@@ -12,7 +12,7 @@ import pytest
 from workbench.base.errors import RemoteError
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Traits
-from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import RunPaths
 
@@ -25,7 +25,7 @@ def silent(*_args: object, **_fields: object) -> dict[str, object]:
 
 def watch(folder: Path, *, opened: object, refreshed: object) -> queue.Queue[PodReport]:
     """Watch a silent pod. Return the queue of the reports."""
-    link: Any = SimpleNamespace(pod=POD, agent_pid=1, call=silent, open=opened)
+    link: Any = SimpleNamespace(pod=POD, agent_pid=1, post=silent, open=opened)
     job, cluster = SimpleNamespace(traits=Traits()), SimpleNamespace(lease_s=1.0)
     context: Any = SimpleNamespace(
         run_id="r",
@@ -39,7 +39,7 @@ def watch(folder: Path, *, opened: object, refreshed: object) -> queue.Queue[Pod
     )
     context.paths.logs.mkdir()
     reports: queue.Queue[PodReport] = queue.Queue()
-    PodWatch(link, context, reports).start()
+    RunWatch([PodWatch(link, context, reports)]).start()
     return reports
 
 

@@ -12,7 +12,7 @@ from tests.fakes.slurmplace import InsidePlace
 from tests.support.poll import until
 from tests.support.sentences import sentence
 from tests.support.takeover import counting
-from workbench import Cluster, SlurmPods
+from workbench import Cluster, Run, SlurmPods
 from workbench.base.errors import ConfigError
 from workbench.pods.pod import LaunchContext, Phase
 from workbench.pods.pod_spec import PodSpec
@@ -112,6 +112,34 @@ def test_the_end_of_the_job_ends_the_pods_with_slurms_words(
             PodSpec(), 1, LaunchContext(cluster_id="", directory=tmp_path, public_key="")
         )
     place.job = place.fill()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_lost_node_of_the_job_is_named_and_the_run_restarts(
+    place: InsidePlace, tmp_path: Path, count: int
+) -> None:
+    with Cluster(
+        place.backend(), PodSpec(), count=count, path=tmp_path / "cluster", warm=False
+    ) as cluster:
+        run = counting(cluster, "--lines=5", "--until", str(tmp_path / "end"), restarts=1)
+        until(lambda: run.state == "running", 120, every_s=0.2, why=lambda: run.message)
+        node = place.node_of("pod-1")
+        with place.lost(node):
+            until(lambda: restarts_of(run) == 1, 300, every_s=0.2, why=lambda: run.message)
+            (tmp_path / "end").touch()
+            result = run.wait(300, progress=False).raise_for_status()
+            assert place.slurm.jobs() == [place.job]
+    (restart,) = result.restarts
+    assert restart.what == "pod-1 was lost"
+    assert f"Node failure on {node}" in (tmp_path / "cluster" / "keeper.log").read_text()
+    # A pod on a spare node takes the place, or the other pods train on.
+    assert len(result.hosts) == result.world_size == 2
+
+
+def restarts_of(run: Run) -> int:
+    return sum(event.kind == "restarted" for event in run.events())
 
 
 SHOWN = (

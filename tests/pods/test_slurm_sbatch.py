@@ -21,6 +21,7 @@ from workbench.base.files import write_json
 from workbench.handover.slurm import SbatchScript
 from workbench.jobs.job import Job
 from workbench.pods.place import Place
+from workbench.pods.slurm import commands
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -68,8 +69,70 @@ def followed(run: Run, state: RunState) -> None:
     listed = {row["id"]: row["state"] for row in json.loads(done.stdout)["runs"]}
     assert listed[run.id] == state
     assert Run.load(run.path).state is state
-    with pytest.raises(RunError, match=r"the directory of a run.*Run\.load.*workbench attach"):
-        Cluster.attach(run.path)
+    attached(run, state)
+
+
+def attached(run: Run, state: RunState) -> None:
+    """Check the run's cluster, which shows the job and takes no other."""
+    with Cluster.attach(run.path) as cluster:
+        assert [each.path for each in cluster.runs] == [run.path]
+        assert cluster.phase == ("closed" if state.is_terminal else "ready")
+        assert cluster.message
+        assert run.path.name in as_text(cluster)
+        assert (f"Run in progress: {run.id}" in as_text(cluster)) is not state.is_terminal
+        for ask in (
+            cluster.start,
+            cluster.doctor,
+            lambda: cluster.hostfile,
+            lambda: cluster.submit(TINY),
+            lambda: cluster.command(TINY),
+        ):
+            with pytest.raises(RunError, match=r"has no keeper.*Submit jobs to another cluster"):
+                ask()
+    assert Run.load(run.path).state is state, "leaving the cluster ends nothing"
+
+
+def unattended(folder: Path, **info: str) -> Run:
+    """Make the directory of a run that a batch script trains."""
+    run = run_of(folder, TINY)
+    write_json(run.paths.info, {"id": "a", "cluster": str(run.path), "unattended": "srun", **info})
+    write_json(run.paths.state, {"state": "running", "message": "running"})
+    return run
+
+
+def test_a_run_of_a_script_is_attached_to_and_ended_by_its_own_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = unattended(tmp_path, job="77")
+    attached(run, RunState.RUNNING)
+    asked: list[tuple[str, ...]] = []
+    script = run.path.parent / "job.sh"
+
+    def answer(*words: str) -> str:
+        asked.append(words)
+        return f"JobId=77 JobName=a Command={script} WorkDir=/home/ada"
+
+    monkeypatch.setattr(commands, "call", answer)
+    Cluster.attach(run.path).close()
+    assert asked[1:] == [("scancel", "77")]
+    # The author of a directory may name any job.
+    script = tmp_path / "other" / "job.sh"
+    with pytest.raises(RunError, match=r"scancel 77\. Slurm's job 77 here is of another script"):
+        run.cancel()
+    assert ("scancel", "77") not in asked[2:]
+
+    def missing(*_words: str) -> str:
+        raise ConfigError("Slurm's command scontrol is not on this machine")
+
+    monkeypatch.setattr(commands, "call", missing)
+    with pytest.raises(RunError, match="scancel 77, on a machine of that Slurm"):
+        run.cancel()
+
+
+def test_a_run_without_a_keeper_and_a_job_of_slurm_names_the_way_to_its_end(tmp_path: Path) -> None:
+    run = unattended(tmp_path)
+    with pytest.raises(RunError, match="End the job itself"):
+        Cluster.attach(run.path).close()
 
 
 def first_step(run: Run) -> int:
@@ -92,10 +155,10 @@ def test_a_script_trains_on_two_nodes_and_a_cancelled_job_keeps_its_checkpoint(
     nodes = sorted(place.slurm.nodes)[:2]
     assert all(node in as_text(run) for node in nodes)
     followed(run, RunState.RUNNING)
-    for ask in (run.cancel, run.stop, run.stacks, run.fetch):
+    for ask in (run.stop, run.stacks, run.fetch):
         with pytest.raises(RunError, match=f"has no keeper.*: scancel {number}"):
             ask()
-    place.slurm.do("scancel", number)
+    Cluster.attach(script.run).close()
     until(lambda: not place.slurm.jobs(), 120, every_s=0.2)
     assert run.state is RunState.CANCELLED, run.message
     followed(run, RunState.CANCELLED)

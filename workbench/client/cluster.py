@@ -43,8 +43,9 @@ from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.register.registered import registered
-from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import cluster_status, settled_status, silence_of
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status, no_keeper, settled_status, silence_of
 
 if TYPE_CHECKING:
     from workbench.pods.doctor.examination import Diagnosis
@@ -138,6 +139,10 @@ class Cluster(LiveDisplayable, Submission):
         variables. Leaving the cluster as a context neither ends its runs nor stops its pods;
         `close` does.
 
+        The directory may also be the run directory of a script from `run.sbatch()`. The cluster
+        then shows the job, and has the run in `runs`. `close` ends the Slurm job. The cluster takes
+        no jobs.
+
         Raises:
             ConfigError: Other users may change the directory.
             RunError: No cluster runs there, and its keeper cannot be replaced. The message has the
@@ -148,6 +153,11 @@ class Cluster(LiveDisplayable, Submission):
         why = weakness(root)
         if why:  # the socket and ssh configuration there will be trusted
             raise ConfigError(why)
+        if no_keeper(RunPaths(root)):
+            run = RunSpec.load(RunPaths(root).spec, of_run=True)
+            cluster = cls.from_spec(run.cluster, path=root)
+            cluster._held = cluster._attached = True
+            return cluster
         if is_there(RunPaths(root).info):
             raise RunError(
                 f"{root} is the directory of a run, and not of a cluster. Follow the run with"
@@ -192,6 +202,7 @@ class Cluster(LiveDisplayable, Submission):
             PodError: A pod died during the start, or (`PodTimeout`) did not start in time.
             Detached: An interrupt came, and the request for pods stays.
         """
+        self._refuse_without_keeper()
         return self._start(stays=self.spec.has_queue or not wait, wait=wait)
 
     def _start(self, *, stays: bool, wait: bool = True) -> Self:
@@ -241,7 +252,7 @@ class Cluster(LiveDisplayable, Submission):
             raise
 
     def __enter__(self) -> Self:
-        return self._start(stays=False)
+        return self if self._batch_run is not None else self._start(stays=False)
 
     def __exit__(self, *_exc: object) -> None:
         if not self._attached:
@@ -253,11 +264,16 @@ class Cluster(LiveDisplayable, Submission):
 
         `unknown` if the state cannot be read now; the keeper may still run.
         """
+        if (run := self._batch_run) is not None:
+            ended = "closed" if run.state.is_terminal else "ready"
+            return "lost" if run.state is RunState.LOST else ended
         return "lost" if self._is_gone else cluster_status(self.path).phase
 
     @property
     def message(self) -> str:
         """One line about the phase, for people."""
+        if (run := self._batch_run) is not None:
+            return run.message
         if self._is_gone:
             return f"{self.path} is gone or damaged; close() ends what still runs of the cluster"
         status = cluster_status(self.path)
@@ -275,6 +291,8 @@ class Cluster(LiveDisplayable, Submission):
     @property
     def pods(self) -> Sequence[Pod]:
         """The pods at the keeper's last look, in rank order."""
+        if self._batch_run is not None:
+            return ()
         return cluster_status(self.path).pods
 
     @property
@@ -282,8 +300,9 @@ class Cluster(LiveDisplayable, Submission):
         """The hostfile of all pods; prints as the file.
 
         Raises:
-            RunError: The cluster has not started.
+            RunError: The cluster has not started, or has no keeper.
         """
+        self._refuse_without_keeper()
         if not self._paths.hostfile.exists():
             raise RunError(
                 f"the cluster is {self.phase}; its hostfile is there once the pods are ready"
@@ -297,6 +316,8 @@ class Cluster(LiveDisplayable, Submission):
     @property
     def runs(self) -> list[Run]:
         """The runs in the cluster's own directory, oldest first."""
+        if (run := self._batch_run) is not None:
+            return [run]
         try:
             folders = records.folders_in(self._paths.runs)
         except OSError as error:
@@ -317,22 +338,33 @@ class Cluster(LiveDisplayable, Submission):
         """
         from workbench.client.checkup import diagnose
 
+        self._refuse_without_keeper()
         return diagnose(self._paths, list(self.pods), self.spec, bandwidth=bandwidth)
 
     def close(self) -> None:
         """Stop the current run and all pods, remove the key, and wait for the end. Idempotent.
 
-        Does nothing if this object neither started the cluster nor attached to it.
+        Does nothing if this object neither started the cluster nor attached to it. The Slurm job of
+        a run without a keeper is asked to end, and `close` does not wait.
 
         Raises:
             PodError: A process remains 40 s after the keeper's last message.
             BackendError: The platform did not remove the resources left by the keeper.
+            RunError: The run without a keeper has no job in this machine's Slurm.
         """
         self._closed = True
-        if self._held:
+        if (run := self._batch_run) is not None:
+            run.cancel()
+        elif self._held:
             close_cluster(self._paths, self.spec)
 
+    @property
+    def _batch_run(self) -> Run | None:
+        """The run of a script from `run.sbatch()`, if this is its directory."""
+        return Run.load(self.path) if no_keeper(RunPaths(self.path)) else None
+
     def _check_ready(self) -> None:
+        self._refuse_without_keeper()
         status = cluster_status(self.path)
         if self._held and status.phase == "lost":
             self._succeed()

@@ -25,6 +25,7 @@ from workbench.base.files import is_missing, read_text
 from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
 from workbench.base.words import strip_controls
+from workbench.client.batch_job import end_job
 from workbench.client.kinds import class_for, missing_attribute
 from workbench.client.plot import Axis, PlotOptions, RunPlot
 from workbench.client.result import RunResult
@@ -519,10 +520,15 @@ class Run(LiveDisplayable):
         """Cancel the run and return at once. The run ends in seconds; an ended run is unchanged.
 
         While a new keeper takes over from a dead keeper, wait until the new keeper knows the run.
+        A run of `sbatch` has no keeper, and `scancel` ends its Slurm job.
 
         Raises:
             RunError: The keeper does not answer, or the cluster has the run in another directory.
+                For a run of `sbatch`: this machine's Slurm does not have the job.
         """
+        if no_keeper(self.paths) and not self.state.is_terminal:
+            end_job(self.paths)
+            return
         self._ask_to_end("cancel")
 
     def stop(self) -> None:

@@ -35,9 +35,9 @@ from workbench.rundir.format import FORMAT
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.make.unstarted import keep_reason
-from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
-from workbench.rundir.status import cluster_status, has_result
+from workbench.rundir.status import cluster_status, has_result, no_keeper
 from workbench.rundir.stores.address import store_variables
 
 logger = logging.getLogger(__name__)
@@ -284,6 +284,7 @@ class Submission:
             ConfigError: As for `submit`.
             RunError: The cluster is not ready.
         """
+        self._refuse_without_keeper()
         prepared = self._prepare(job, pods, self.path / "dry")
         job_form = resolved(prepared.spec.job).to_dict()
         request = {
@@ -295,6 +296,10 @@ class Submission:
         }
         answer = ask(self._paths.socket, request)
         return LaunchCommand(argv=answer["argv"], env=answer["env"])
+
+    def _refuse_without_keeper(self) -> None:
+        if words := no_keeper(RunPaths(self.path)):
+            raise RunError(f"{words}. Submit jobs to another cluster")
 
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None

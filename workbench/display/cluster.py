@@ -20,9 +20,9 @@ from workbench.display.kit.line import ProgressLine, Screen
 from workbench.display.kit.live import Watched, show_live
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.pods.pod import Phase, Pod
-from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, cluster_status, silence_of
+from workbench.rundir.status import ClusterStatus, cluster_status, no_keeper, silence_of
 from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
 
@@ -57,6 +57,15 @@ class ClusterView:
 
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
     """Return how a cluster is, without asking its keeper."""
+    if no_keeper(RunPaths(cluster.path)):
+        (only,) = cluster.runs
+        return ClusterView(
+            phase=cluster.phase,
+            message=cluster.message,
+            path=str(cluster.path),
+            count=cluster.spec.count,
+            running="" if only.state.is_terminal else only.id,
+        )
     run = _run_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
     config = read_json(ClusterPaths(cluster.path).config)

@@ -331,22 +331,33 @@ class Fleet:
     ) -> None:
         """Ping every agent often enough to renew its lease, and watch the pods, until closing."""
         pause_s = min(_LOOK_S, self.spec.lease_s / 3)
-        count = min(_SPEAKERS, len(self._links))
-        waiting = deque(self._links)
+        links = deque(self._links)
+        spoken_to: set[AgentLink] = set()
 
-        # A silent pod delays one thread. The others speak to all other pods meanwhile.
-        def speak() -> None:
-            while not closing.wait(pause_s * count / len(self._links)):
-                link = waiting.popleft()
+        def speak(link: AgentLink) -> None:
+            try:
+                _keep_alive(link, busy())
+            except Exception:  # Thread boundary.
+                logger.exception("speaking to %s", link.pod.name)
+            finally:
+                spoken_to.discard(link)
+
+        # Pods that have just answered a watch need no call. A silent pod holds up its own thread.
+        def speak_to_all() -> None:
+            while links and not closing.wait(pause_s / len(links)):
+                links.rotate(-1)
+                link = links[-1]
+                if link in spoken_to or len(spoken_to) == _SPEAKERS:
+                    continue
+                if link.silent_s < _RECENT * pause_s:
+                    continue
+                spoken_to.add(link)
                 try:
-                    if link.silent_s >= _RECENT * pause_s:
-                        _keep_alive(link, busy())
-                except Exception:  # Thread boundary: the loop must run until the cluster ends.
-                    logger.exception("speaking to %s", link.pod.name)
-                waiting.append(link)
+                    threading.Thread(target=speak, args=(link,), daemon=True).start()
+                except RuntimeError:  # No thread can start now.
+                    speak(link)
 
-        for number in range(count):
-            threading.Thread(target=speak, name=f"keep-{number}", daemon=True).start()
+        threading.Thread(target=speak_to_all, name="keep", daemon=True).start()
         while not closing.wait(pause_s):
             try:
                 self.refresh()

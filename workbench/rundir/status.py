@@ -271,10 +271,14 @@ def _is_unattended(paths: RunPaths) -> bool:
 
 
 def no_keeper(paths: RunPaths) -> str:
-    """Return the words on a run that no keeper follows; empty for a run of a cluster."""
-    if not _is_unattended(paths):
+    """Return the words on a run that no keeper follows; empty for a run of a cluster.
+
+    Also empty if the files cannot be read at the moment.
+    """
+    info = read_json(paths.info)
+    if "unattended" not in info:
         return ""
-    job = as_str(read_known(paths.info).get("job"))
+    job = as_str(info.get("job"))
     how = f"End its Slurm job with: scancel {job}" if job.isdecimal() else "End the job itself"
     return f"run {id_of(paths)} has no keeper: a job runs its ranks. {how}"
 

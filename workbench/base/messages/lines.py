@@ -8,7 +8,7 @@ import json
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from workbench.base.json_values import parse_json
@@ -53,6 +53,9 @@ class Stream(Protocol):
     def write(self, data: bytes) -> None:
         """Write all bytes."""
 
+    def descriptors(self) -> Sequence[int]:
+        """Return the descriptors that are readable when the stream has news."""
+
 
 class Pipes:
     """Two descriptors of the caller: a child's pipes, or a socket twice."""
@@ -74,6 +77,9 @@ class Pipes:
         while rest:
             _await(self._write, select.POLLOUT, remaining(end_s))
             rest = rest[os.write(self._write, rest[:_READ_BYTES]) :]
+
+    def descriptors(self) -> Sequence[int]:
+        return [self._read]
 
 
 class Lines:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.base.messages import lines
@@ -34,9 +34,10 @@ class Late(TimeoutError):
 class Call:
     """A client's sent request, with its answer and pieces once received."""
 
-    def __init__(self, number: int, op: object) -> None:
+    def __init__(self, number: int, op: object, arrived: Callable[[], None] | None) -> None:
         self.number = number
         self.op = op
+        self.arrived = arrived
         self.pieces: deque[Any] = deque()
         self.answer: dict[str, Any] | None = None
 
@@ -64,11 +65,16 @@ class Client:
         finally:
             self.forget(call)
 
-    def send(self, request: Mapping[str, object]) -> Call:
-        """Send a request. TooLong: the request was not sent. OSError: the connection is lost."""
+    def send(
+        self, request: Mapping[str, object], arrived: Callable[[], None] | None = None
+    ) -> Call:
+        """Send a request. TooLong: the request was not sent. OSError: the connection is lost.
+
+        The thread that reads the answer calls `arrived`.
+        """
         with self._writing:
             self._last += 1
-            call = Call(self._last, request.get("op"))
+            call = Call(self._last, request.get("op"), arrived)
             line = lines.to_line({**request, "id": call.number})
             lines.check_length(len(line), f"the request {call.op!r}")
             if self.lost:
@@ -109,6 +115,19 @@ class Client:
             if lines.remaining(end_s) == 0 or not self._wait(call, end_s):
                 raise Late(f"no answer to {call.op!r} in {timeout_s:g} s")
 
+    def look(self, call: Call) -> dict[str, Any] | None:
+        """Read what has come, and return the answer to a call, or None. Errors as for `result`."""
+        if call.answer is None and not self.lost:
+            self._wait(call, lines.deadline(0.0))
+        try:
+            return self.result(call, 0.0)
+        except Late:
+            return None
+
+    def descriptors(self) -> Sequence[int]:
+        """Return the descriptors that are readable when an answer may have come."""
+        return self._stream.descriptors()
+
     def forget(self, call: Call) -> None:
         """Drop the answer to a call when it comes. Idempotent."""
         self._calls.pop(call.number, None)
@@ -148,3 +167,5 @@ class Client:
                 call.pieces.append(message["piece"])
             elif call is not None:
                 call.answer = message
+                if call.arrived is not None:
+                    call.arrived()

@@ -67,6 +67,20 @@ _INTERFACE = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
 _BROKEN = (WorkbenchError, OSError, EOFError, ValueError)
 
 
+class Posted:
+    """A request that was sent to an agent, before its answer was taken."""
+
+    def __init__(self, line: rpc.Client, call: rpc.Call, limit_s: float) -> None:
+        self.line = line
+        self.call = call
+        self._until = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the answer is late."""
+        return self._until - time.monotonic()
+
+
 class PodGone(RemoteError):
     """The pod has ended, or has been silent for a lease."""
 
@@ -221,6 +235,46 @@ class AgentLink(PodFiles):
         except _BROKEN as error:
             raise self._lost(line, op, error) from error
 
+    def post(self, op: str, arrived: Callable[[], None], **fields: object) -> Posted | None:
+        """Send a request without waiting for the answer. None: another thread opens the link.
+
+        The thread that reads the answer calls `arrived`. After an error, call `drop`.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            line = self._standing(op)
+        finally:
+            self._lock.release()
+        try:
+            return Posted(line, line.send({"op": op, **fields}, arrived), self.answer_s)
+        except _BROKEN as error:
+            raise self._broken(op, error) from error
+
+    def answer(self, posted: Posted) -> dict[str, Any] | None:
+        """Return the answer to a posted request, or None before the answer. Does not wait.
+
+        After an error, call `drop`: the agent refused, the answer is late, or the line broke.
+        """
+        op = str(posted.call.op)
+        try:
+            answer = posted.line.look(posted.call)
+            if answer is None and posted.left_s < 0:
+                raise rpc.Late(f"no answer to {op!r} in {self.answer_s:g} s")
+        except (rpc.Refused, TooLong) as refusal:
+            raise self._error(f"{self.pod.name}: {truncate(refusal)}", op) from refusal
+        except _BROKEN as error:
+            raise self._broken(op, error) from error
+        if answer is not None:
+            self._heard_s = time.monotonic()
+        return answer
+
+    def drop(self, posted: Posted) -> None:
+        """Give up a posted request, and close its connection if that broke or is late."""
+        posted.line.forget(posted.call)
+        if posted.line.lost or posted.left_s < 0:
+            self._close_if(posted.line)
+
     def _standing(self, op: str) -> rpc.Client:
         with self._lock:
             if self._line is None:
@@ -228,10 +282,16 @@ class AgentLink(PodFiles):
             return self._line
 
     def _lost(self, line: rpc.Client, op: str, error: Exception) -> RemoteError:
+        self._close_if(line)
+        return self._broken(op, error)
+
+    def _close_if(self, line: rpc.Client) -> None:
         with self._lock:
             # Another thread may have opened a newer connection.
             if self._line is line:
                 self.close()
+
+    def _broken(self, op: str, error: Exception) -> RemoteError:
         where = f"{self.pod.name} ({self.pod.address})"
         return self._error(f"lost the line to {where}: {error or type(error).__name__}", op)
 
@@ -300,6 +360,8 @@ class AgentLink(PodFiles):
     def close(self) -> None:
         """Close the connection. The agent continues until its lease ends. Idempotent."""
         with self._lock:
+            if self._line is not None:
+                self._line.lost = self._line.lost or "the line was closed"
             for part in (self._stream, self._ssh):
                 if part is not None:
                     # The underlying connection may have just broken.

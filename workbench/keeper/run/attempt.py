@@ -37,7 +37,7 @@ from workbench.keeper.run.stage import (
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words
 from workbench.keeper.watch.ledger import SILENCE_SHOWN_S, RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
+from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch, Sampler, why_agent_lost
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
@@ -66,7 +66,7 @@ _LAST_PORT = 65535
 
 
 class AttemptDeps:
-    """Clock, report queue, pod watch and launcher of an attempt. Tests have their own class."""
+    """Clock, report queue, watches and launcher of an attempt. Tests have their own class."""
 
     def clock(self) -> float:
         """Return seconds. The time in which this machine slept does not count."""
@@ -80,6 +80,9 @@ class AttemptDeps:
         self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]
     ) -> PodWatch:
         return PodWatch(link, context, reports)
+
+    def together(self, watches: Sequence[PodWatch]) -> RunWatch:
+        return RunWatch(watches)
 
     def launch(self, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
         return LauncherProcess.start(command, run_id, log)
@@ -129,8 +132,7 @@ class Attempt:
         self._reports = self._around.reports()
         self._found = found
         self._launcher = found.launcher if found is not None else None
-        # Watches of the pods that were started.
-        self._watches: list[PodWatch] = []
+        self._watch: RunWatch | None = None
         self._sampler = Sampler()
         self._unasked: dict[str, tuple[float, bool]] = {}
         """Pods that could not be asked to end ranks: grace in seconds, and whether only to ask."""
@@ -141,7 +143,7 @@ class Attempt:
     @property
     def live_processes(self) -> int | None:
         """Number of processes of the run still alive. None: a pod does not answer."""
-        return self.ledger.live_processes if self._watches else 0
+        return self.ledger.live_processes if self._watch is not None else 0
 
     def explain(self, error: Exception) -> RunFault | None:
         """Return the fault of an error in the attempt. None: the run was asked to end."""
@@ -162,13 +164,13 @@ class Attempt:
 
         Blocks until no process of the run is left on any reachable pod.
         """
-        if self._watches:
+        if self._watch is not None:
             self._end_ranks()
         elif self._context.inherited:
             # The ranks of the dead keeper may be alive, and no watch has begun.
             stop_ranks(self._context.links, self._context.run_id)
-        for watch in self._watches:
-            watch.close()
+        if self._watch is not None:
+            self._watch.close()
         # The last reports came after that of a pod's loss. A run that is done is not repeated.
         if self.ledger.lost and self.ledger.all_done:
             return None
@@ -290,15 +292,18 @@ class Attempt:
             self._context.everywhere(partial(self._stop, grace_s=grace_s, ask=True))
 
     def watch(self) -> None:
-        """Start the watches of all pods."""
+        """Start to watch all pods."""
         c = self._context
         self.ledger.begin()
+        watches = []
         for link in c.links:
-            # A watch opens the logs here, and needs a thread.
+            # A watch opens the logs here.
             make = partial(self._around.watch, link, c, self._reports)
-            watch = retry_on_exhaustion(make, self._journal.hint)
-            watch.start()
-            self._watches.append(watch)
+            watches.append(retry_on_exhaustion(make, self._journal.hint))
+        together = partial(self._around.together, watches)
+        watch = retry_on_exhaustion(together, self._journal.hint)
+        watch.start()
+        self._watch = watch
 
     def launch(self) -> None:
         """Start the ranks on the prepared pods, and watch them."""

@@ -1,4 +1,4 @@
-"""Follow the ranks of a pod.
+"""Follow the ranks of the pods of a run.
 
 Only a dead agent or a silence longer than the lease ends the watch with a fault.
 """
@@ -6,19 +6,24 @@ Only a dead agent or a silence longer than the lease ends the watch with a fault
 from __future__ import annotations
 
 import logging
+import math
 import queue
+import select
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from workbench.base.clock import Clock, now_s
 from workbench.base.errors import PodError, RemoteError
 from workbench.base.json_values import as_int, as_objects, as_str, numbers_of
 from workbench.base.words import truncate
 from workbench.keeper.awake import uptime_clock
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, Posted
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.resource_limits import start_thread
 from workbench.pods.pod import Pod
@@ -31,12 +36,16 @@ logger = logging.getLogger(__name__)
 # The agent answers a poll at the first news, and a quiet pod after this time.
 _HELD_S = 2.0
 _HELD_OF_LEASE = 1 / 8
-# Between two polls, so that a rank that prints without a pause does not fill this machine's time.
+# From poll to poll, so that a rank that prints without a pause does not fill this machine's time.
 _PAUSE_S = 0.15
 # Limit for all pods together. A poll takes several milliseconds of this machine.
 _POLLS_PER_S = 200
 _AGAIN_S = 0.5
 _AGAIN_AT_MOST_S = 5.0
+_LATER_THAN_LATE_S = 0.01
+# Between two looks for connections that another thread has closed.
+_LOOK_S = 1.0
+_WAKES = 4096  # bytes
 # Share of the lease from which a sleep can have ended it: a pod was last heard before the sleep.
 _OF_LEASE = 0.5
 _CHUNK_BYTES = 4 << 20
@@ -91,14 +100,23 @@ def why_agent_lost(link: AgentLink, lease_s: float) -> str:
 
 
 class PodWatch:
-    """Poll a pod until closed. Every report goes into a queue."""
+    """Ask a pod for news. Every report goes into a queue.
+
+    A call of `turn` does not wait, so one thread can watch many pods. A thread of its own seeks a
+    silent pod.
+    """
 
     def __init__(self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]):
+        self.wake: Callable[[], None] = lambda: None
+        """Called by another thread when a turn is due."""
         self._link = link
         self._context = context
         self._reports = reports
         self._pause_s = max(_PAUSE_S, len(context.links) / _POLLS_PER_S)
         self._held_s = min(_HELD_S, context.spec.cluster.lease_s * _HELD_OF_LEASE)
+        self._again_at_most_s = min(
+            _AGAIN_AT_MOST_S, max(_AGAIN_S, context.spec.cluster.lease_s / 20)
+        )
         self._phases: dict[str, str] = {}
         self._own = context.ranks_on(link)
         self._collector = Collector(
@@ -110,77 +128,168 @@ class PodWatch:
         )
         self._end = threading.Event()
         self._agent_pid = link.agent_pid
-        self._thread = threading.Thread(
-            target=self._loop, name=f"watch-{link.pod.name}", daemon=True
-        )
+        self._state: Literal["asking", "seeking", "over"] = "asking"
+        self._due_s = 0.0
+        self._posted: Posted | None = None
+        self._asked_s = 0.0
+        self._heard_s = uptime_clock()
+        self._again_s = _AGAIN_S
+        self._failures = 0  # since the last answer
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        start_thread(self._thread)
+    @property
+    def due_s(self) -> float:
+        """Time of the next turn by `uptime_clock`, unless the pod answers before."""
+        if self._state != "asking":
+            return math.inf
+        is_lost = self._posted is not None and bool(self._posted.line.lost)
+        return 0.0 if is_lost else self._due_s
+
+    def descriptors(self) -> Sequence[int]:
+        """Return the descriptors that are readable when the pod may have answered."""
+        if self._state != "asking" or self._posted is None or self._posted.line.lost:
+            return ()
+        try:
+            return self._posted.line.descriptors()
+        except (OSError, ValueError) as error:  # no descriptor is free, or the line was closed
+            self._fall_silent(error)
+            return ()
+
+    def turn(self) -> None:
+        """Take the answer of the pod if it has come, or ask again. Does not wait, nor raise."""
+        if self._state != "asking":
+            return
+        try:
+            if self._posted is None:
+                self._ask()
+                return
+            answer = self._link.answer(self._posted)
+            if answer is None:
+                self._due_s = uptime_clock() + max(0.0, self._posted.left_s) + _LATER_THAN_LATE_S
+                return
+            self._posted = None
+            is_behind = self._take(answer)
+            if self._failures:
+                logger.info(
+                    "%s answers again after %.0f s",
+                    self._link.pod.name,
+                    uptime_clock() - self._heard_s,
+                )
+            self._heard_s = uptime_clock()
+            self._again_s = _AGAIN_S
+            self._failures = 0
+            self._due_s = self._heard_s if is_behind else self._asked_s + self._pause_s
+        except (RemoteError, PodError) as error:
+            self._fall_silent(error)
+        except Exception as error:  # Thread boundary: the error must reach the run's result.
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the watch with an error, which gives the pod up."""
+        logger.error("watching %s", self._link.pod.name, exc_info=error)
+        self._state = "over"
+        self._report_silence(lost=f"watching {self._link.pod.name} failed: {error}")
 
     def close(self) -> None:
+        """End the watch. The answer to the last request is not taken."""
         self._end.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(timeout=30)
+        self._forget()
 
-    def _loop(self) -> None:
-        try:
-            self._poll_until_closed()
-        except Exception as error:  # Thread boundary: the error must reach the run's result.
-            logger.exception("watching %s", self._link.pod.name)
-            lost = f"watching {self._link.pod.name} failed: {error}"
-            self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
+    def _forget(self) -> None:
+        if self._posted is not None:
+            self._posted.line.forget(self._posted.call)
+        self._posted = None
 
-    def _poll_until_closed(self) -> None:
-        heard = uptime_clock()
-        again_s = _AGAIN_S
-        most_s = min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20))
-        failures = 0
-        while not self._end.is_set():
-            try:
-                is_behind = self._poll()
-                if failures:
-                    logger.info(
-                        "%s answers again after %.0f s", self._link.pod.name, uptime_clock() - heard
-                    )
-                heard = uptime_clock()
-                again_s = _AGAIN_S
-                failures = 0
-                if not is_behind:
-                    self._end.wait(self._pause_s)
-            except (RemoteError, PodError) as error:
-                silent_s = uptime_clock() - heard
-                lost = self._why_lost(silent_s)
-                # Log once when the pod falls silent, not for every retry.
-                notes = [] if failures else [str(error)]
-                self._reports.put(
-                    PodReport(pod=self._link.pod, answered=False, lost=lost, notes=notes)
-                )
-                failures += 1
-                if lost or self._reconnect(again_s):
-                    return
-                again_s = min(2 * again_s, most_s)
-
-    def _why_lost(self, silent_s: float) -> str:
-        name = self._link.pod.name
-        now = next((pod for pod in self._context.refresh() if pod.name == name), self._link.pod)
-        if now.phase.is_terminal:
-            return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
-        return (
-            ""
-            if silent_s < self._context.spec.cluster.lease_s
-            else f"no sign from {name} for {silent_s:.0f} s"
-        )
-
-    def _poll(self) -> bool:
-        """Take an answer of the agent. Return whether more output is waiting on the pod."""
-        answer = self._link.call(
+    def _ask(self) -> None:
+        now = uptime_clock()
+        self._posted = self._link.post(
             "poll",
+            self._call,
             run=self._context.run_id,
             offsets=self._collector.offsets,
             max_bytes=_CHUNK_BYTES,
             wait_s=self._held_s,
             phases=self._phases,
         )
+        self._asked_s = now
+        self._due_s = now + (_PAUSE_S if self._posted is None else self._posted.left_s)
+
+    def _call(self) -> None:
+        """Have a turn now: another thread has read the answer, or has found the pod."""
+        self._due_s = 0.0
+        self.wake()
+
+    def _fall_silent(self, error: Exception) -> None:
+        # A new connection and the questions to the platform take seconds.
+        thread = threading.Thread(
+            target=self._seek,
+            args=(str(error),),
+            name=f"watch-{self._link.pod.name}",
+            daemon=True,
+        )
+        self._state = "seeking"
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # No thread can start now. The next turn fails again.
+            lost = self._why_over(uptime_clock() - self._heard_s)
+            self._forget()
+            self._state = "over" if lost else "asking"
+            self._due_s = uptime_clock() + self._again_s
+            self._report_silence(str(error), lost)
+
+    def _seek(self, words: str) -> None:
+        try:
+            is_found = self._seek_until_lost(words)
+            self._state = "asking" if is_found else "over"
+            if is_found:
+                self._call()
+        except Exception as error:  # Thread boundary: the error must reach the run's result.
+            self.fail(error)
+
+    def _seek_until_lost(self, words: str) -> bool:
+        """Open the connection again. Return whether the agent of the ranks answers."""
+        if self._posted is not None:
+            self._link.drop(self._posted)
+            self._posted = None
+        while not self._end.is_set():
+            lost = self._why_lost(uptime_clock() - self._heard_s)
+            self._report_silence(words, lost)
+            if lost:
+                return False
+            self._end.wait(self._again_s)
+            self._again_s = min(2 * self._again_s, self._again_at_most_s)
+            if not self._reconnect():
+                continue
+            if self._link.agent_pid == self._agent_pid:
+                return True
+            self._report_silence(
+                lost=why_agent_lost(self._link, self._context.spec.cluster.lease_s)
+            )
+            return False
+        return False
+
+    def _report_silence(self, note: str = "", lost: str = "") -> None:
+        # Log once when the pod falls silent, not for every retry.
+        notes = [note] if note and not self._failures else []
+        self._failures += 1
+        self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=notes))
+
+    def _why_lost(self, silent_s: float) -> str:
+        name = self._link.pod.name
+        now = next((pod for pod in self._context.refresh() if pod.name == name), self._link.pod)
+        if now.phase.is_terminal:
+            return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
+        return self._why_over(silent_s)
+
+    def _why_over(self, silent_s: float) -> str:
+        is_over = silent_s >= self._context.spec.cluster.lease_s
+        return f"no sign from {self._link.pod.name} for {silent_s:.0f} s" if is_over else ""
+
+    def _take(self, answer: Mapping[str, object]) -> bool:
+        """Report an answer of the agent. Return whether more output is waiting on the pod."""
         chunks = answer.get("chunks")
         before = sum(self._collector.offsets.values())
         offset_s = self._link.clock_offset_s
@@ -211,19 +320,81 @@ class PodWatch:
         taken = sum(self._collector.offsets.values()) - before
         return taken >= _CHUNK_BYTES / 2 or (ended and bool(chunks))
 
-    def _reconnect(self, after_s: float) -> bool:
-        self._end.wait(after_s)
+    def _reconnect(self) -> bool:
         try:
             self._link.open()
         except (RemoteError, PodError, OSError, RuntimeError) as error:
             # RuntimeError: no thread can start now, and SSH needs a thread.
             logger.debug("%s is not back yet: %s", self._link.pod.name, error)
             return False
-        if self._link.agent_pid == self._agent_pid:
-            return False
-        lost = why_agent_lost(self._link, self._context.spec.cluster.lease_s)
-        self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
+
+
+class RunWatch:
+    """Watch the pods of a run until closed, in one thread."""
+
+    def __init__(self, watches: Sequence[PodWatch]):
+        self._watches = watches
+        self._end = threading.Event()
+        self._woken, self._waking = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waking.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._owners: dict[int, PodWatch] = {}
+        for watch in watches:
+            watch.wake = self._wake
+        self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
+
+    def start(self) -> None:
+        start_thread(self._thread)
+
+    def close(self) -> None:
+        self._end.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+        for watch in self._watches:
+            watch.close()
+        self._waking.close()
+        self._woken.close()
+
+    def _wake(self) -> None:
+        # A full socket wakes the thread as well, and a closed watch needs no turn.
+        with suppress(OSError):
+            self._waking.send(b".")
+
+    def _loop(self) -> None:
+        try:
+            ready: set[PodWatch] = set()
+            while not self._end.is_set():
+                now = uptime_clock()
+                for watch in self._watches:
+                    if watch in ready or watch.due_s <= now:
+                        watch.turn()
+                        self._listen(watch)
+                ready = self._await_news()
+        except Exception as error:  # Thread boundary: the error must reach the run's result.
+            for watch in self._watches:
+                watch.fail(error)
+
+    def _await_news(self) -> set[PodWatch]:
+        """Wait until a turn is due or a pod may have answered. Return the latter's watches."""
+        left_s = min(watch.due_s for watch in self._watches) - uptime_clock()
+        readable = self._poll.poll(1000 * max(0.0, min(left_s, _LOOK_S)))
+        if any(number == self._woken.fileno() for number, _ in readable):
+            with suppress(BlockingIOError):
+                self._woken.recv(_WAKES)
+        return {self._owners[number] for number, _ in readable if number in self._owners}
+
+    def _listen(self, watch: PodWatch) -> None:
+        """Wait for the connection that the watch has now."""
+        for number in [each for each, owner in self._owners.items() if owner is watch]:
+            self._poll.unregister(number)
+            del self._owners[number]
+        for number in watch.descriptors():
+            self._poll.register(number, select.POLLIN)
+            self._owners[number] = watch
 
 
 def _gpu(raw: Mapping[str, object]) -> Mapping[str, float]:

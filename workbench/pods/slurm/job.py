@@ -19,6 +19,7 @@ _NOTICE = "Slurm will end this job soon"
 _WITH_REASON = " DUE TO "
 _OF_JOB = re.compile(r"\*\*\* (JOB [^*\n]+) \*\*\*")
 _OF_STEP = re.compile(r"\*\*\* (STEP (\d{1,20})\.[^*\n]+) \*\*\*")
+_OF_NODE = re.compile(r"^srun: error: (Node failure on [^\n]+)$", re.M)
 _SCRIPT = """\
 #!/bin/sh
 # Pods of a cluster of DeepSpeed Workbench: one step on each node of this job.
@@ -216,8 +217,14 @@ def why_job_ended(log: str) -> str:
 
 
 def why_step_ended(log: str, job: str) -> str:
-    """Return Slurm's line on the end of a job's step in the log of the pod, or nothing."""
+    """Return Slurm's line on the end of a job's step in the log of the pod, or nothing.
+
+    Example:
+        >>> why_step_ended("srun: error: Node failure on n2", "7")
+        'Node failure on n2'
+    """
     lines: list[str] = [line for line, number in _OF_STEP.findall(log) if number == job]
+    lines += _OF_NODE.findall(log)
     return lines[-1] if lines else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,10 @@ class Channel(Protocol):
     def send_all(self, data: bytes) -> None: ...
     def end_input(self) -> None: ...
     def await_output(self, limit_s: float) -> None: ...
+    def descriptors(self) -> Sequence[int]:
+        """Return the descriptors that are readable when there is output or an end."""
+        ...
+
     def await_end(self, limit_s: float) -> None: ...
     def close(self) -> None: ...
 
@@ -101,6 +106,9 @@ class RemoteStream:
                 raise TimeoutError(f"{_short(self.command)} on {self.host} wrote nothing in time")
             self.channel.await_output(left_s)
         return b""
+
+    def descriptors(self) -> Sequence[int]:
+        return self.channel.descriptors()
 
     @property
     def stderr(self) -> str:

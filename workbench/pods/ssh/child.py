@@ -155,13 +155,18 @@ class ChildChannel:
 
     def await_output(self, limit_s: float) -> None:
         poll = select.poll()
-        if not self._out_ended:
-            poll.register(self._out, select.POLLIN)
-        if not self._err_ended:
-            poll.register(self._err, select.POLLIN)
+        numbers = self.descriptors()
+        for number in numbers:
+            poll.register(number, select.POLLIN)
         # A child without open streams is about to end.
-        is_mute = self._out_ended and self._err_ended
-        poll.poll(1000 * max(0.0, min(limit_s, _STEP_S) if is_mute else limit_s))
+        poll.poll(1000 * max(0.0, limit_s if numbers else min(limit_s, _STEP_S)))
+
+    def descriptors(self) -> Sequence[int]:
+        with self._lock:
+            if self.is_closed:
+                return []
+            ended = {self._out: self._out_ended, self._err: self._err_ended}
+            return [stream.fileno() for stream, has_ended in ended.items() if not has_ended]
 
     def await_end(self, limit_s: float) -> None:
         ended_within(self._process, limit_s)

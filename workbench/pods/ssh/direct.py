@@ -143,6 +143,9 @@ class _DirectChannel:
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.poll(max(0.0, limit_s) * 1000)
 
+    def descriptors(self) -> Sequence[int]:
+        return [self._channel.fileno()]
+
     def await_end(self, limit_s: float) -> None:
         self._channel.status_event.wait(limit_s)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from workbench.base.files import read_json
-from workbench.base.json_values import as_str, get_object
+from workbench.base.json_values import Json, as_str, get_object
 from workbench.base.record.tolerant import Number, Whole
 from workbench.base.words import strip_controls
 from workbench.jobs.registry import table_columns
@@ -114,8 +114,9 @@ def _record(paths: RunPaths, keepers: dict[Path, bool] | None) -> RunRecord:
         # A run in progress has no result: the last events have its figures so far.
         events = EventTail(paths.events, last_bytes=_TAIL_BYTES).read()
         facts = RunTotals.of(events).facts(None)
+    spec = read_json(paths.spec)
     if not facts.get("technique") or not facts.get("model"):
-        for name, value in _asked(paths).items():
+        for name, value in _asked(get_object(spec, "job")).items():
             if not facts.get(name):
                 facts[name] = value
     facts["state"] = state
@@ -130,16 +131,14 @@ def _record(paths: RunPaths, keepers: dict[Path, bool] | None) -> RunRecord:
     facts |= asdict(read_label(paths))
     facts["id"] = as_str(info.get("id")) or paths.root.name
     facts["submitted_s"] = info.get("submitted_s")
-    asked = get_object(get_object(read_json(paths.spec), "cluster"), "pods")
+    asked = get_object(get_object(spec, "cluster"), "pods")
     facts["gpus_per_pod"] = asked.get("gpus")
     started = get_object(read_json(ClusterPaths(cluster).config), "started")
     facts["user"] = strip_controls(as_str(started.get("user")))
     return RunRecord.at(paths.root, facts)
 
 
-def _asked(paths: RunPaths) -> Mapping[str, object]:
-    spec = read_json(paths.spec)
-    job = get_object(spec, "job")
+def _asked(job: Json) -> Mapping[str, object]:
     if not job:
         return {}
     columns = table_columns(job)
