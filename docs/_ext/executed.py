@@ -1,8 +1,8 @@
 """Pages of notebooks with their outputs.
 
-In the repository a notebook has no outputs. `docs/executed` has an executed copy of every notebook,
-with thinned outputs. A page shows the notebook with the outputs of the copy, if the code of both is
-the same. `make executed` renews the copies.
+In the repository a notebook has no outputs. `docs/executed` has executed copies with thinned
+outputs. A page shows the notebook with the outputs of its copy, if the code of both is the same.
+`make executed` renews the copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 __all__ = ["setup"]
 
 EXECUTED = Path(__file__).resolve().parents[1] / "executed"
-WITHOUT = "*Shown without outputs: the code was changed. `make executed` executes the notebook.*"
+WITHOUT = "*Shown without outputs. `make executed` executes the notebook.*"
 
 
 def show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
