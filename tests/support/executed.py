@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "notebooks"
 SHOWN = ("text/html", "image/png", "text/plain")
 """Forms of an output that a page shows, the best first. Live widgets need a kernel."""
+BESIDE = re.compile(r"\]\((\w+\.ipynb)\)")
+"""A link to the notebook beside."""
 SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL)
 
 
@@ -37,19 +39,21 @@ def keep(book: nbformat.NotebookNode, source: Path) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     kept = KEPT / source.name
     partly = kept.with_suffix(".partly")  # another process may read the folder
-    partly.write_text(thinned(book), encoding="utf-8")
+    partly.write_text(thinned(book, source), encoding="utf-8")
     partly.replace(kept)
 
 
-def thinned(book: nbformat.NotebookNode) -> str:
+def thinned(book: nbformat.NotebookNode, source: Path) -> str:
     """Return an executed notebook with one form of each output, and without paths of this machine.
 
-    The copy lies in docs/executed, so links to docs/ lose that folder.
+    Links lead from docs/executed to the notebooks, also to those without a copy.
     """
     book.metadata.pop("widgets", None)
+    home = "../walkthroughs/" if source.parent.name == "walkthroughs" else "../../notebooks/"
     for cell in book.cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("](../docs/", "](../")
+            cell.source = BESIDE.sub(rf"]({home}\1)", cell.source)
             continue
         execution = cell.metadata.pop("execution", None) or {}
         day = execution.get("iopub.execute_input", "")[:10]
