@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint style types doctests collect bench chaos test-matrix pictures notebooks docs docs-notebooks docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint style types doctests collect bench chaos test-matrix pictures notebooks executed docs docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -190,7 +190,9 @@ CHOSEN = $(sort $(foreach word,$(or $(ONLY),_),$(wildcard notebooks/*$(word)*.ip
 notebooks: setup ## Run the notebooks alone (ONLY="02 llama") and keep the executed copies in build/notebooks
 	@$(BIN)/python -m pytest $(CHOSEN) --nbmake --nbmake-timeout=600 -p tests.support.executed
 
-docs-notebooks: notebooks docs-check ## Run the notebooks (ONLY="02 llama") and build the documentation with their outputs
+executed: notebooks ## Run the notebooks (ONLY="02 llama") and renew their copies with outputs in docs/executed
+	@mkdir -p docs/executed
+	@cp $(addprefix build/notebooks/,$(notdir $(CHOSEN))) docs/executed/
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist docs/_build docs/notebooks

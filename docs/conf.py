@@ -30,7 +30,7 @@ extensions = [
     "executed",
     "records",
 ]
-exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "executed", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4

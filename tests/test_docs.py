@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EXECUTED = ROOT / "docs" / "executed"
 WALKTHROUGHS = sorted((ROOT / "docs" / "walkthroughs").glob("*.ipynb"))
 PINS = [
     line
@@ -266,7 +267,8 @@ def test_notebook_says_where_it_runs_and_what_was_learned(path: Path) -> None:
     assert cells[2]["cell_type"] == "code"
     texts = [cell["source"] for cell in cells if cell["cell_type"] == "markdown"]
     assert texts[-1].startswith("## What was learned\n")
-    assert any("## Now with your data\n" in text for text in texts[-2:])
+    own = re.compile(r"^## Now with your (data|script)$", re.MULTILINE)
+    assert any(own.search(text) for text in texts)
     links = [link for cell in cells for link in re.findall(r"\]\(([^)]+\.ipynb)\)", cell["source"])]
     assert [link for link in links if not (path.parent / link).exists()] == []
 
@@ -396,6 +398,7 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
     spec.loader.exec_module(pages)
     monkeypatch.setattr(pages, "EXECUTED", tmp_path)
     monkeypatch.setattr(executed, "KEPT", tmp_path)
+    live = "application/vnd.jupyter.widget-view+json"
     needed: list[str] = []
     env = SimpleNamespace(doc2path=lambda name: f"{name}.ipynb", note_dependency=needed.append)
     app = SimpleNamespace(env=env)
@@ -410,14 +413,23 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
         return "".join(note["source"]), code["outputs"]
 
     assert shown() == (pages.WITHOUT, [])
-    assert needed == [str(tmp_path / "notebooks" / "sum.ipynb")], "or no later build reads the page"
-    data = {"text/plain": f"2, in {ROOT}/runs", executed.LIVE: {}}
-    cell.outputs = [nbformat.v4.new_output("display_data", data)]
+    assert needed == [str(tmp_path / "sum.ipynb")], "or no later build reads the page"
+    data = {"text/plain": f"2, in {ROOT}/runs", live: {}}
+    html = {"text/plain": "2", "text/html": "<b>2</b><script>2</script>"}
+    cell.outputs = [
+        nbformat.v4.new_output("stream", name="stderr", text="a warning"),
+        nbformat.v4.new_output("display_data", data),
+        nbformat.v4.new_output("display_data", html),
+        nbformat.v4.new_output("display_data", {live: {}}),
+    ]
     cell.metadata["execution"] = {"iopub.execute_input": "2026-11-27T04:00:00Z"}
     executed.keep(book, ROOT / "notebooks" / "sum.ipynb")
-    words, (output,) = shown()
+    words, outputs = shown()
     assert "2026-11-27" in words
-    assert output["data"] == {"text/plain": ["2, in …/runs"]}
+    kept = [{"text/plain": ["2, in …/runs"]}, {"text/html": ["<b>2</b>"]}]
+    assert [output["data"] for output in outputs] == kept
+    stripped = stripped.replace("# Sum", "# A sum")
+    assert "2026-11-27" in shown()[0], "the text is the notebook's"
     stripped = stripped.replace("1 + 1", "1 + 2")
     assert shown() == (pages.WITHOUT, [])
 
@@ -447,6 +459,26 @@ def test_a_site_is_built_anew_after_a_change(tmp_path: Path) -> None:
     assert is_built_of(site, [page.parent])
     os.utime(site / "searchindex.js", (0, 0))
     assert not is_built_of(site, [page.parent])
+
+
+@pytest.mark.parametrize("kept", sorted(EXECUTED.iterdir()), ids=lambda path: path.stem)
+def test_an_executed_copy_has_the_code_of_its_notebook(kept: Path) -> None:
+    (path,) = (path for path in [*NOTEBOOKS, *WALKTHROUGHS] if path.name == kept.name)
+    copy = nbformat.read(kept, as_version=4)
+    code = [cell for cell in copy.cells if cell.cell_type == "code"]
+    sources = [cell["source"] for cell in cells_of(path) if cell["cell_type"] == "code"]
+    assert [cell.source for cell in code] == sources, f"run `make executed ONLY={path.stem}`"
+    outputs = [output for cell in code for output in cell.outputs]
+    assert outputs
+    kinds = {output.output_type for output in outputs}
+    assert kinds <= {"stream", "display_data", "execute_result"}
+    assert "widgets" not in copy.metadata
+    forms = [form for output in outputs for form in output.get("data", {"text": ""})]
+    assert len(forms) == len(outputs)
+    assert {*forms} <= {*executed.SHOWN, "text"}
+    text = kept.read_text()
+    assert [word for word in (str(ROOT), str(Path.home()), "<script") if word in text] == []
+    assert len(text) < 600_000
 
 
 @pytest.fixture(scope="module")

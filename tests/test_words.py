@@ -51,6 +51,9 @@ POINTING = frozenset(
 CEILING = 35
 """Pronouns and relatives per 1,000 words, at most. Well-kept codebases here have 10 to 30."""
 
+LONGEST = 25
+"""Words of a sentence of a notebook, at most."""
+
 MESSAGES = 30
 """The same for messages of errors. This ceiling may only become smaller."""
 
@@ -134,6 +137,13 @@ def cells(notebook: str) -> Iterator[str]:
             yield prose("".join(cell["source"]))
 
 
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of paragraphs and lists; tables and headings have none."""
+    for block in re.split(r"\n\s*\n|\n(?=[-|#])", _CODE.sub("code", text)):
+        if not block.lstrip().startswith(("|", "#")):
+            yield from re.split(r"(?<=[.!?:;])\**\s+", " ".join(block.split()).removeprefix("- "))
+
+
 def rooms() -> dict[str, list[Path]]:
     """Return the modules by room: the folders of the package, and the modules beside them."""
     found: dict[str, list[Path]] = {}
@@ -188,6 +198,14 @@ def test_pages_have_no_forbidden_word(page: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_short_sentences(path: Path) -> None:
+    texts = cells(path.read_text(encoding="utf-8"))
+    found = [sentence for text in texts for sentence in sentences(text)]
+    assert found
+    assert [sentence for sentence in found if len(_WORD.findall(sentence)) > LONGEST] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_have_no_forbidden_word(path: Path) -> None:
     texts = cells(path.read_text(encoding="utf-8"))
     assert forbidden(_CODE.sub("", text) for text in texts) == []
@@ -221,6 +239,8 @@ class A:
     markdown = {"cell_type": "markdown", "source": ["# It\n", "[b](that.md)"]}
     code = {"cell_type": "code", "source": ["this"]}
     assert list(cells(json.dumps({"cells": [markdown, code]}))) == ["# It\n[b]"]
+    text = "# It\n\nA `b c` d. **E.** F\ng:\n\n- h\n- i. j\n\n| k |"
+    assert list(sentences(text)) == ["A code d.", "**E.", "F g:", "h", "i.", "j"]
 
 
 def main(places: list[str]) -> None:

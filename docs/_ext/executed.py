@@ -1,7 +1,8 @@
 """Pages of notebooks with their outputs.
 
-In the repository a notebook has no outputs. A test run or `make docs-notebooks` leaves executed
-copies in build/notebooks. A copy is shown if its cells are still those of the notebook.
+In the repository a notebook has no outputs. `docs/executed` has executed copies with thinned
+outputs. A page shows the notebook with the outputs of its copy, if the code of both is the same.
+`make executed` renews the copies.
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ from sphinx.application import Sphinx
 
 __all__ = ["setup"]
 
-ROOT = Path(__file__).resolve().parents[2]
-EXECUTED = ROOT / "build" / "notebooks"
-WITHOUT = "*Shown without outputs. `make docs-notebooks` executes the notebooks for these pages.*"
+EXECUTED = Path(__file__).resolve().parents[1] / "executed"
+WITHOUT = "*Shown without outputs. `make executed` executes the notebook.*"
 
 
 def show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace a notebook by its executed copy, and write below the title which is shown."""
-    if Path(app.env.doc2path(docname)).suffix != ".ipynb":
+    """Put the outputs of the executed copy into a notebook, and a note below the title."""
+    path = Path(app.env.doc2path(docname))
+    if path.suffix != ".ipynb":
         return
-    home = "docs/" if docname.startswith("walkthroughs/") else ""
-    kept = EXECUTED / f"{home}{docname}.ipynb"
+    kept = EXECUTED / path.name
     app.env.note_dependency(str(kept))  # the page is read again once a newer copy is there
     book = json.loads(source[0])
     words = WITHOUT
     if kept.exists():
         executed = json.loads(kept.read_text(encoding="utf-8"))
-        if sources(executed) == sources(book):
-            book = executed
-            words = f"*Executed on {day_of(book)}, with the outputs of that run.*"
+        if code(executed) == code(book):
+            for cell, ran in zip(code_cells(book), code_cells(executed), strict=True):
+                cell["outputs"] = ran["outputs"]
+            words = (
+                f"*Executed on {executed['metadata']['executed']}, with the outputs of that run.*"
+            )
     note = {"cell_type": "markdown", "id": "executed", "metadata": {}, "source": words}
     book["cells"].insert(1, note)
     source[0] = json.dumps(book)
 
 
-def sources(book: dict[str, Any]) -> list[str]:
-    """Return the sources of a notebook's cells."""
-    return ["".join(cell["source"]) for cell in book["cells"]]
+def code_cells(book: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the code cells of a notebook."""
+    return [cell for cell in book["cells"] if cell["cell_type"] == "code"]
 
 
-def day_of(book: dict[str, Any]) -> str:
-    """Return the day of the first cell's execution."""
-    first = next(cell for cell in book["cells"] if cell["cell_type"] == "code")
-    began: str = first["metadata"]["execution"]["iopub.execute_input"]
-    return began[:10]
+def code(book: dict[str, Any]) -> list[str]:
+    """Return the sources of a notebook's code cells."""
+    return ["".join(cell["source"]) for cell in code_cells(book)]
 
 
 def setup(app: Sphinx) -> dict[str, object]:

@@ -10,7 +10,7 @@ from tools.bench import equal_samples
 from tools.bench.equal_samples import SEEDS, WAYS, Ran, Way, cells, read, seen, table
 
 RECORDED = Path(equal_samples.__file__).parent / "recorded" / "equal_samples.jsonl"
-DOCS = Path(__file__).parents[2] / "docs" / "techniques.md"
+DOCS = Path(__file__).parents[2] / "docs" / "measurements.md"
 BY_NAME = {way.name: way for way in WAYS}
 
 

@@ -142,7 +142,7 @@ def test_of_real_rows_most_tokens_count_ranks_have_as_many_and_what_is_learned_i
 def test_small_global_batches_mix_lengths_and_still_leave_less_padding_than_a_random_order(
     shared_data: Path, micro_batch: int, accumulation: int, world_size: int
 ) -> None:
-    """Steps of few rows that are all alike cost evaluation loss: docs/techniques.md has figures."""
+    """Steps of few rows that are all alike cost evaluation loss. Figures: docs/measurements.md."""
     lengths = lengths_of(shared_data)
     how = {
         "micro_batch": micro_batch,

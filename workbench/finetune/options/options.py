@@ -323,7 +323,7 @@ class FineTuneOptions(Record):
     Metrics of answers: `exact_match`, `execution_match` (of queries, if the dataset has tables),
     and `rouge` (F1 of ROUGE-1, 2 and L). Metrics of tokens: `accuracy` (share of correct tokens,
     given the correct tokens before) and `perplexity`. Custom metrics are functions of the notebook
-    or `path.py:function`; see docs/techniques.md for their form.
+    or `path.py:function`; see docs/training.md for their form.
     """
     metric_rows: Rows | None = None
     """Rows answered at every evaluation for metrics of answers. Default None: `predict_rows`."""
