@@ -32,6 +32,7 @@ _LEFT_OUT = (
     "finetune/answers",
     "finetune/lm_eval",
     "finetune/export",
+    "finetune/model/look.py",
     "finetune/model/outline.py",
     "finetune/notebook",
     "finetune/plan",
