@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tools.bench.pair import Pair
-from tools.bench.ways import ACCUMULATION, MICRO, RATE, ROWS
+from tools.bench.ways import ACCUMULATION, LEFT_OUT, MICRO, RATE, ROWS
 from tools.bench.work import REPOSITORY, write_model
 from tools.bench.work import ROWS as DATA
 from workbench import Cluster, FineTune, LocalPods, PodSpec
@@ -37,6 +37,8 @@ BOUNDS = {
 """Wanted of the ratio to each way but the original's."""
 DEFAULTS = {"t5-9m": ("trainer",), "llama-9m": ("trainer", "packing")}
 """Ways at the default batch, for models whose steps are more than fixed costs."""
+SORTED_STEPS = 50
+"""Steps that transformers sorts by length together. Fewer would be of its longest rows alone."""
 SETTINGS = {"16 x 2": ("16x2", 1), "8 x 1": ("8x1", 1), "3 pods x 4": ("4x1", 3)}
 """Rows of a micro-batch and micro-batches, and ranks."""
 Figures = dict[str, float]
@@ -64,7 +66,7 @@ def _at(setting: str, model: str, folder: Path) -> Sequence[Pair]:
     step, ranks = SETTINGS[setting]
 
     def cpu_s(way: str) -> float:
-        return _figures(way, folder, ranks=ranks, step=step, steps=25)["cpu_s"]
+        return _figures(way, folder, ranks=ranks, step=step, steps=LEFT_OUT + SORTED_STEPS)["cpu_s"]
 
     gone: list[float] = []
 

@@ -249,10 +249,15 @@ def test_the_lengths_of_batches_are_those_of_99_in_100(
 
     few = [(500, 100)] * 5
     for job in (FineTune(), FineTune(train_sampling_strategy="random")):
-        assert look._batch_lengths(job, Rows(), [(12, 6)] * 8000 + few) == found
+        assert look._batch_lengths(job, Rows(), [(12, 6)] * 8000 + few, most=None) == found
     # Five long rows of eighty stand in more than one in a hundred batches.
-    long = look._batch_lengths(FineTune(), Rows(), [(12, 6)] * 80 + few)
+    long = look._batch_lengths(FineTune(), Rows(), [(12, 6)] * 80 + few, most=None)
     assert sum(long) == (500 if causal else 600)
+    # A long row beside seven short ones, without padding.
+    joined = look._batch_lengths(FineTune(), Rows(), [(12, 6)] * 80 + few, most=512)
+    assert sum(joined) < sum(long) / 3
+    # Rows of one length keep their own.
+    assert look._batch_lengths(FineTune(), Rows(), [(12, 6)] * 80, most=512) == found
 
 
 def test_a_plan_takes_the_lengths_of_a_preview_and_refuses_one_without() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AttentionInterface,
     BartConfig,
     BartForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
@@ -157,6 +161,56 @@ def test_no_row_reads_another_row_of_its_line(name: str) -> None:
         rest = torch.cat([before[:begin] - after[:begin], before[end:] - after[end:]])
         assert float(rest.abs().max()) <= 1e-6
         begin = end
+
+
+def windowed() -> Any:
+    """Return a model whose tokens read four tokens back, with fewer heads of keys."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+        use_cache=False,
+    )
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [llama, windowed])
+def test_the_attention_scores_only_rows_and_gives_what_whole_lines_give(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    rows = rows_of(model, count=18)
+    batch = collator(model).of(filled(rows, 140))
+    lines, width = batch["input_ids"].shape
+    assert 1 < lines < len(rows)
+    shapes: list[tuple[int, int]] = []
+    product = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        shapes.append((query.shape[0], query.shape[2]))
+        return product(query, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+        # Then the attention of transformers, over whole lines.
+        monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
+    layers = model.config.num_hidden_layers
+    ours, whole = shapes[:-layers], shapes[-layers:]
+    assert set(whole) == {(lines, width)}
+    assert len(ours) >= layers * len(rows)
+    assert sum(size**2 for _, size in ours) < layers * lines * width**2 / 4
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 class Trainer:

@@ -89,7 +89,7 @@ def test_micro_batches_by_tokens_hold_every_row_once_in_an_order_of_the_seed(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "set per_device_train_batch_size=1"),
+        ({"per_device_train_batch_size": 8}, "leave per_device_train_batch_size out"),
         ({"per_device_train_batch_size": 1, "packing": True}, "drop packing"),
         ({"per_device_train_batch_size": 1, "max_source_length": 513}, "use 513 or more"),
         ({"per_device_train_batch_size": 1, "model": "tiny-t5"}, "is for causal models"),
@@ -103,8 +103,15 @@ def test_a_number_of_tokens_beside_other_limits_of_a_batch_is_refused(
 
 
 def test_the_plan_counts_the_tokens_of_a_micro_batch() -> None:
-    job = FineTune(model="tiny-llama", tokens_per_micro_batch=5000, per_device_train_batch_size=1)
+    job = FineTune(model="tiny-llama", tokens_per_micro_batch=5000)
     assert method_of("sft").learns_at_once(job) == (4872, 128)
+
+
+def test_a_number_of_tokens_alone_sets_one_packed_row() -> None:
+    job = FineTune(model="tiny-llama", tokens_per_micro_batch=512)
+    assert job.per_device_train_batch_size == 1
+    assert FineTune(model="tiny-llama").replace(tokens_per_micro_batch=512) == job
+    assert FineTune.from_dict(job.to_dict()) == job
 
 
 @pytest.mark.slow

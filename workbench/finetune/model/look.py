@@ -18,10 +18,12 @@ from workbench.finetune.data.training.rows import load as load_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import method_of
+from workbench.finetune.model.layers import balance_coefficient
 from workbench.finetune.model.load import load
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
 from workbench.finetune.options.text.prompts import wording
+from workbench.finetune.recipe.lines import filled, line_tokens, size_of
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.jobs.registry import job_from_dict
 
@@ -57,7 +59,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
         shown.append(_shown(method_of(job.method), as_learned, example))
     batches = None
     if not (method_of(job.method).uses_trl or job.packs):
-        batches = _batch_lengths(job, as_learned, chosen)
+        batches = _batch_lengths(job, as_learned, chosen, most=_line_tokens(job, loaded.model))
     return {
         "lengths": lengths,
         "shown": shown,
@@ -78,25 +80,51 @@ def spread(examples: Sequence[Example], count: int) -> Sequence[Example]:
     return [examples[n * (len(examples) - 1) // max(count - 1, 1)] for n in range(count)]
 
 
-def _batch_lengths(job: FineTune, encoder: Encoder, examples: Sequence[Example]) -> tuple[int, int]:
-    """Return the tokens of source and target that 99 of 100 padded micro-batches stay within."""
+def _line_tokens(job: FineTune, model: Any) -> int | None:
+    """Return the largest number of tokens of a line; None for rows that are padded."""
+    if job.sequence_parallel > 1 or balance_coefficient(model, job.router_aux_loss_coef):
+        return None
+    # The attention that transformers chooses for weights.
+    own = "sdpa" if model._supports_sdpa else "eager"
+    model.config._attn_implementation = str(job.attn_implementation or own)
+    return line_tokens(model, {**job.training, "torch_compile": job.torch_compile})
+
+
+def _batch_lengths(
+    job: FineTune, encoder: Encoder, examples: Sequence[Example], *, most: int | None
+) -> tuple[int, int]:
+    """Return the tokens of source and target that 99 of 100 micro-batches stay within, for a row.
+
+    Padding is included. Rows that are joined to lines of `most` tokens have hardly any.
+    """
     encoder.taken()
     rows = encoder.rows(examples)
     longest = encoder.taken().longest_answer
     lengths = torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
     groups = job.train_sampling_strategy == "group_by_length"
+    micro = job.per_device_train_batch_size
     batches = GlobalBatchSampler(
         rows=len(rows),
-        micro_batch=job.per_device_train_batch_size,
+        micro_batch=micro,
         accumulation=job.gradient_accumulation_steps,
         rank=0,
         world_size=1,
         seed=job.seed,
         lengths=lengths if groups else None,
+        joins=lambda: most is not None,
     )
-    padded = torch.stack([lengths[batch].amax(0) for batch in batches])
+    sizes = []
+    for batch in batches:
+        padded = lengths[batch].amax(0)
+        if most is not None:
+            lines = filled([rows[n] for n in batch], most)
+            # A share of all lines for each row.
+            joined = torch.tensor([-(-tokens // micro) for tokens in size_of(lines)])
+            padded = min(padded, joined, key=lambda size: int(size.sum()))
+        sizes.append(padded)
     # The next measured value, not one between two.
-    read, learned = padded.double().quantile(0.99, dim=0, interpolation="higher").int().tolist()
+    highest = torch.stack(sizes).double().quantile(0.99, dim=0, interpolation="higher")
+    read, learned = highest.int().tolist()
     if not encoder.causal:
         return read, learned
     # The rows of a causal model contain their answers.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.record import (
@@ -403,8 +403,8 @@ class FineTuneOptions(Record):
     tokens_per_micro_batch: Annotated[Tokens | None, Changes("work")] = None
     """Largest number of tokens of a rank in a forward pass, for batches by tokens and not by rows.
 
-    Rows of a causal model are shuffled once, and packed to micro-batches of this size. With
-    `per_device_train_batch_size=1`, because batches count packed rows, as with `packing`. No row
+    Rows of a causal model are shuffled once, and packed to micro-batches of this size. Batches
+    count packed rows, as with `packing`, so `per_device_train_batch_size` is 1 unless given. No row
     may be longer. Default None: micro-batches of `per_device_train_batch_size` rows.
     """
     save_steps: Steps | None = None
@@ -474,6 +474,14 @@ class FineTuneOptions(Record):
     """
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_packed_row(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        """Let a micro-batch by tokens be a single packed row, unless its rows are given."""
+        if given.get("tokens_per_micro_batch") is None:
+            return given
+        return {"per_device_train_batch_size": 1, **given}
 
     @property
     def number_format(self) -> Precision:

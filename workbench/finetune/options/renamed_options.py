@@ -10,6 +10,10 @@ def _by_name(hints: Mapping[str, str]) -> dict[str, str]:
     return {name: hint for hint, names in hints.items() for name in names.split()}
 
 
+_FLOAT8 = (
+    "FineTune trains in no float8; use 'bf16', or a Script with "
+    "torchao.float8.convert_to_float8_training and the package torchao"
+)
 OTHERWISE = _by_name(
     {
         "a loss that is not finite ends the run with its step; "
@@ -120,6 +124,7 @@ ELSEWHERE = _by_name(
         "use rewards": "reward_funcs reward_functions",
         "the reference is the model before the training; leave it out": "ref_model reference_model",
         "use precision": "dtype half mixed_precision torch_dtype",
+        _FLOAT8: "enable_fp8 float8 fp8 fp8_training use_fp8",
         "use model": "base_model model_id model_name model_name_or_path "
         "model_path pretrained_model_name_or_path",
         "the tokenizer is the model's; chat_template and system change what it writes": (
@@ -212,6 +217,7 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
             "use 'bf16'": "bfloat16 torch.bfloat16",
             "use 'fp16'": "float16 half torch.float16",
             "use 'fp32'": "float32 no torch.float32",
+            _FLOAT8: "float8 fp8 torch.float8_e4m3fn",
         }
     ),
     "peft": _by_name(

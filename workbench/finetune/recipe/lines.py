@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from inspect import signature
+from itertools import pairwise
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from workbench.finetune.recipe.order import IGNORED, pad, padded
 
@@ -46,6 +49,8 @@ def collator_of(
         return alone
     if start_id is not None:
         separate_by_masks(base)
+    else:
+        AttentionInterface.register("sdpa", attend_by_row)
     return Lines(alone, pad_id=pad_id, start_id=start_id, most=most)
 
 
@@ -90,7 +95,7 @@ class Lines:
         if not self.joins:
             return self.alone(rows)
         lines = filled(rows, self.most)
-        if _size(lines) >= _size([[row] for row in rows]):
+        if sum(size_of(lines)) >= sum(size_of([[row] for row in rows])):
             # Rows of one length have no padding.
             return self.alone(rows)
         return self.of(lines)
@@ -120,11 +125,11 @@ def filled(rows: Sequence[Row], most: int) -> list[list[Row]]:
     return lines
 
 
-def _size(lines: Sequence[Sequence[Row]]) -> int:
-    """Return the number of tokens of a batch, padding included."""
+def size_of(lines: Sequence[Sequence[Row]]) -> tuple[int, int]:
+    """Return the numbers of input tokens and of labels of a batch, padding included."""
     inputs = max(sum(len(row["input_ids"]) for row in line) for line in lines)
     labels = max(sum(len(row["labels"]) for row in line) for line in lines)
-    return len(lines) * (inputs + labels)
+    return len(lines) * inputs, len(lines) * labels
 
 
 def _sizes(row: Row) -> tuple[int, int]:
@@ -190,3 +195,56 @@ def _seen(reading: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
     """Return which tokens read which; the padding may read all, as nothing reads the padding."""
     same = reading[:, :, None] == read[:, None, :]
     return (same | reading.eq(0)[:, :, None])[:, None]
+
+
+def attend_by_row(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> Any:
+    """Attend like transformers' sdpa, but on a CPU score only pairs of tokens of the same row."""
+    attend = partial(sdpa_attention_forward, module, **options)
+    sizes = None
+    # A GPU would wait for the sizes, and start a kernel for each row.
+    if query.device.type == "cpu" and attention_mask is not None:
+        sizes = _sizes_of_rows(options.get("position_ids"), query, attention_mask)
+    if sizes is None or attention_mask is None:
+        return attend(query, key, value, attention_mask)
+    lines, width = len(query), query.shape[2]
+    masks = attention_mask.expand(lines, 1, width, width)
+    flat = [each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)]
+    by_row = [torch.split(each, sizes) for each in flat]
+    attended = []
+    begin = 0
+    for row in zip(*by_row, strict=True):
+        line, first = divmod(begin, width)
+        end = first + len(row[0])
+        own = masks[line : line + 1, :, first:end, first:end]
+        scored, _ = attend(*(each.transpose(0, 1)[None] for each in row), own)
+        attended.append(scored[0])
+        begin += len(row[0])
+    return torch.cat(attended).view(lines, width, *attended[0].shape[1:]), None
+
+
+def _sizes_of_rows(
+    positions: torch.Tensor | None, query: torch.Tensor, mask: torch.Tensor
+) -> list[int] | None:
+    """Return the tokens of every row, from positions that restart at every row.
+
+    None: a line is a single row, or the model has a mask of its own kind.
+    """
+    lines, width = len(query), query.shape[2]
+    is_mask_of_lines = mask.shape[1:] == (1, width, width)
+    if positions is None or positions.shape != (lines, width) or not is_mask_of_lines:
+        return None
+    begins = positions.eq(0)
+    # Padding has only zeros, and counts as a row.
+    begins[:, 1:] &= positions[:, :-1].ne(0)
+    begins[:, 0] = True
+    firsts: list[int] = begins.flatten().nonzero().flatten().tolist()
+    if len(firsts) == lines:
+        return None
+    return [end - first for first, end in pairwise([*firsts, lines * width])]

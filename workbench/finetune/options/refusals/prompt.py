@@ -49,8 +49,8 @@ def check_tokens(job: FineTuneOptions) -> None:
     if job.per_device_train_batch_size > 1:
         raise ConfigError(
             "tokens_per_micro_batch decides the rows of a micro-batch, and "
-            f"per_device_train_batch_size is {job.per_device_train_batch_size}; set "
-            "per_device_train_batch_size=1"
+            f"per_device_train_batch_size is {job.per_device_train_batch_size}; leave "
+            "per_device_train_batch_size out"
         )
     longest = (job.max_source_length or 0) + (job.max_target_length or 0)
     if longest > tokens:
