@@ -9,6 +9,7 @@ its own modules, so `--help` is fast.
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
+from workbench.base.errors import ConfigError, DiskFull, RunError, WorkbenchError
 from workbench.base.files.disk import full_disk_named
 from workbench.base.files.folders import remove_folder
 from workbench.base.versions import VERSION
@@ -130,6 +131,7 @@ def _live_clusters(folder: Path) -> list[Path]:
 
 def _named_run(name: str) -> Run:
     """Return the run with an id or a name below the current folder, or in a run directory."""
+    from workbench.base.files import is_there
     from workbench.client.run import Run
     from workbench.finetune.notebook.history import history
 
@@ -137,7 +139,21 @@ def _named_run(name: str) -> Run:
     if len(found) > 1:
         paths = ", ".join(str(record.path) for record in found)
         raise ConfigError(f"{len(found)} runs have the name {name!r}: {paths}. Give a directory.")
+    if not found and not is_there(Path(name)):
+        raise RunError(f"no run below {Path.cwd()} has the id or name {name!r}{_nearest(name)}")
     return Run.load(found[0].path if found else name)
+
+
+def _nearest(name: str) -> str:
+    """Return the names of the runs that may be meant; empty without runs."""
+    from workbench.finetune.notebook.history import history
+
+    # A run without a name has its id.
+    names = [record.name or record.id for record in history(Path())]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
+    return (
+        f". The nearest: {', '.join(dict.fromkeys(near))}. `workbench ls` lists all" if near else ""
+    )
 
 
 def _logs(args: argparse.Namespace) -> bool:

@@ -139,9 +139,11 @@ class Record(BaseModel):
         """Return the refusal of a value without a name, with the first option of such values."""
         if cls.positional:
             taken = " and ".join(cls.positional)
+            meant = [option.name for option in cls.options() if value in option.choices]
+            example = f": write {meant[0]}={value!r}" if meant else ""
             return ConfigError(
                 f"{cls.__name__} takes {taken} without a name, and all other options by name; "
-                f"{shortened(value)} has no name"
+                f"{shortened(value)} has no name{example}"
             )
         name = next((name for name, field in cls._fields().items() if _takes(field, value)), "")
         remedy = f"one of {', '.join(cls._fields())}"

@@ -33,6 +33,8 @@ from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
 
+_NAME_WORDS = 3  # most words in the name of a column
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
@@ -190,6 +192,13 @@ def read_row(
         tally.leave_out(str(error))
         return None
     except UnknownForm as error:
+        file = str(tally.given.get("train", ""))
+        if isinstance(fields, Mapping) and _is_headless(file, fields):
+            names = ["source", "target", *(f"column_{n}" for n in range(3, len(fields) + 1))]
+            raise ConfigError(
+                f"{where}: the line before looks like a row, and not like names of columns. Give "
+                f"the names: dataset=pandas.read_csv({file!r}, names={names[: len(fields)]})"
+            ) from error
         dataset = {**tally.given, "columns": dict(error.columns)}
         raise ConfigError(f"{error} in the dataset: dataset={dataset}") from error
     if tally.drops(row):
@@ -200,6 +209,16 @@ def read_row(
         raise ConfigError(f"{where} {why}{_made_a_chat(fields, row)}")
     tally.take(data, columns, fields, row, where)
     return row
+
+
+def _is_headless(file: str, row: Mapping[object, object]) -> bool:
+    """Return whether the names of a table's columns look like a row."""
+    if ".csv" not in file or len(row) < 2:
+        return False
+    return any(
+        str(name).rstrip().endswith((".", "!", "?")) or len(str(name).split()) > _NAME_WORDS
+        for name in row
+    )
 
 
 def _made_a_chat(fields: object, row: Example) -> str:
