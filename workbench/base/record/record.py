@@ -86,6 +86,8 @@ class Record(BaseModel):
     """The word for it in JSON, where records of several kinds may stand."""
     positional: ClassVar[tuple[str, ...]] = ()
     """Options that may be given without a name, in this order."""
+    first: ClassVar[tuple[str, ...]] = ()
+    """Options that most people set. They stand first in help texts, on pages and in forms."""
     sections: ClassVar[Mapping[str, str]] = {}
     """Headings for a page or a form, by the first option of every section."""
 
@@ -123,10 +125,14 @@ class Record(BaseModel):
                     annotation=_TypeText.of(types[p.name]),
                     kind=p.POSITIONAL_OR_KEYWORD if p.name in cls.positional else p.kind,
                 )
-                for p in sorted(parameters, key=lambda p: p.name not in cls.positional)
+                for p in sorted(
+                    parameters,
+                    key=lambda p: (p.name not in cls.positional, p.name not in cls.first),
+                )
             ]
         )
-        lines = [f"    {option.name}: {option.help}" for option in cls.options()]
+        options = sorted(cls.options(), key=lambda option: option.name not in cls.first)
+        lines = [f"    {option.name}: {option.help}" for option in options]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
     def __dir__(self) -> list[str]:

@@ -8,7 +8,7 @@ from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, duration, number, percent, pluralize, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.finetune.options.model.models import toy_remark
-from workbench.finetune.plan.gpus import GpuTable
+from workbench.finetune.plan.gpus import START_MODELS, GpuTable
 from workbench.finetune.plan.memory import CPU_PROCESS_GIB
 from workbench.finetune.plan.table import PlanRow, PlanTable
 from workbench.finetune.plan.transfers import LINK_SHARE
@@ -124,7 +124,17 @@ def gpus_doc(table: GpuTable) -> Doc:
         whole=titles,
         caption=caption,
     )
-    return Doc(blocks=[Table(grid), Note(note), *map(Note, table.proposals)], full=True)
+    blocks: list[Block] = [Table(grid), Note(note), *map(Note, table.proposals)]
+    return Doc(blocks=[*blocks, Fold("five models to start with", [Table(_models())])], full=True)
+
+
+def _models() -> Grid:
+    columns = ("model", "parameters", "whole", "LoRA", "QLoRA")
+    rows = []
+    for name, (parameters, *sizes) in START_MODELS.items():
+        rows.append((name, f"{parameters:g} B", *(f"{size:g}" for size in sizes)))
+    caption = "GiB of a single GPU: bf16, one row of 1,024 tokens a micro-batch, recomputation"
+    return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption=caption)
 
 
 def _grid(table: PlanTable) -> Grid:

@@ -291,17 +291,3 @@ class NoOptions(Record):
     """Options of a method that has none."""
 
     label: ClassVar[str] = "method_options"
-
-    @classmethod
-    def _hint_beside(cls, name: str, options: Mapping[str, object]) -> str:
-        # Imported here because the registry imports this module.
-        from workbench.finetune.methods.registry import METHODS
-
-        owners = [each.name for each in METHODS if name in each.options.model_fields]
-        if not owners:
-            return "the job's method has no options; leave method_options out"
-        named = " and ".join(map(repr, owners))
-        return (
-            f"the job's method has no options, and {name!r} belongs to {named}: "
-            f"write method={owners[0]!r}, method_options={ {name: options[name]} }"
-        )

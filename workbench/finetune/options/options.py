@@ -113,6 +113,23 @@ def _checked(options: type[Record]) -> Callable[[object], object]:
 class FineTuneOptions(Record):
     """Options of a fine-tuning job. `FineTune` adds the checks between options."""
 
+    first: ClassVar[tuple[str, ...]] = (
+        "model",
+        "dataset",
+        "method",
+        "technique",
+        "peft",
+        "lora",
+        "precision",
+        "epochs",
+        "max_steps",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "learning_rate",
+        "eval_steps",
+        "max_source_length",
+        "save_steps",
+    )
     sections: ClassVar[Mapping[str, str]] = {
         "model": "Model and data",
         "method": "Method",
