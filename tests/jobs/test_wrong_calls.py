@@ -12,6 +12,7 @@ import pytest
 import workbench
 from workbench import Cluster, FineTune, LocalPods, SSHPods, preview
 from workbench.base.errors import ConfigError
+from workbench.finetune.data.sources.dataset import dataset_from, prepare
 
 ODD = "".join(f"hello {n},{'' if n == 4 else 'sales'}\n" for n in range(1, 31))
 EMPTY = "".join(f"{'' if n in (3, 7) else 'hello'} ,sales{n}\n" for n in range(1, 31))
@@ -72,7 +73,8 @@ def test_a_refusal_names_the_value_and_a_line_that_works_when_pasted(
         return
     job = eval(f"FineTune(model='tiny-llama', {pasted})", names)
     if "dataset" in pasted:
-        assert preview(job).train_rows > 20, "the pasted line trains on the file"
+        made = prepare(dataset_from(job.dataset), files / "rows")
+        assert made.train_rows > 20, "the pasted line trains on the file"
 
 
 @pytest.mark.parametrize("model", ["tiny-t5", "tiny-llama"])
@@ -84,6 +86,27 @@ def test_an_empty_question_is_counted_for_every_model_and_the_option_drops_it(
         preview(FineTune(model=model, dataset=dataset))
     text = str(refused.value)
     assert "empty.csv, line 4" in text and "2 of 30 rows" in text and "'drop_empty': True" in text
-    shown = preview(FineTune(model=model, dataset={**dataset, "drop_empty": True}))
-    assert shown.train_rows + shown.eval_rows == 28
-    assert sum(shown.remarks.values()) == 2
+    found = re.search(DATASET, text)
+    assert found
+    pasted = eval(found[1].removeprefix("dataset="))
+    assert pasted == {**dataset, "drop_empty": True}
+    made = prepare(dataset_from(pasted), files / "rows")
+    assert made.train_rows + made.eval_rows == 28
+    assert sum(made.remarks.values()) == 2, "preview and the run's log count the rows"
+
+
+def test_the_line_for_odd_headers_knows_of_empty_cells(files: Path) -> None:
+    """So an own file takes two tries: the path, and the pasted line."""
+    with pytest.raises(ConfigError) as refused:
+        preview(FineTune(dataset="empty.csv"))
+    found = re.search(DATASET, str(refused.value))
+    assert found
+    pasted = eval(found[1].removeprefix("dataset="))
+    assert pasted == {
+        "kind": "files",
+        "train": "empty.csv",
+        "columns": COLUMNS,
+        "drop_empty": True,
+    }
+    made = prepare(dataset_from(pasted), files / "rows")
+    assert made.train_rows + made.eval_rows == 28

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, user_path
 from workbench.base.words import pluralize
 from workbench.finetune.data.column_checks import RowTally, Written, written
 from workbench.finetune.data.forms.messages import chat_key, has_content, unpacked
@@ -34,6 +35,7 @@ from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
 
 _NAME_WORDS = 3  # most words in the name of a column
+_FIRST_ROWS = 10_000  # searched for an empty cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +202,11 @@ def read_row(
                 f"the names: dataset=pandas.read_csv({file!r}, names={names[: len(fields)]})"
             ) from error
         dataset = {**tally.given, "columns": dict(error.columns)}
-        raise ConfigError(f"{error} in the dataset: dataset={dataset}") from error
+        empty = ""
+        if _has_empty_cells(file, error.columns.values()):
+            dataset["drop_empty"] = True
+            empty = ", without rows with an empty cell"
+        raise ConfigError(f"{error} in the dataset{empty}: dataset={dataset}") from error
     if tally.drops(row):
         tally.leave_out(f"{where}: the answer is empty")
         return None
@@ -209,6 +215,18 @@ def read_row(
         raise ConfigError(f"{where} {why}{_made_a_chat(fields, row)}")
     tally.take(data, columns, fields, row, where)
     return row
+
+
+def _has_empty_cells(file: str, columns: Collection[str]) -> bool:
+    """Return whether the first rows of a table have an empty cell in some columns."""
+    path = user_path(file)
+    if path.suffix.lower() not in (".csv", ".tsv") or not is_there(path):
+        return False
+    first = islice(read_rows(path, {}), _FIRST_ROWS)
+    return any(
+        isinstance(row, Mapping) and not all(has_content(row.get(name)) for name in columns)
+        for _, row in first
+    )
 
 
 def _is_headless(file: str, row: Mapping[object, object]) -> bool:

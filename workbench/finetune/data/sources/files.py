@@ -246,7 +246,7 @@ class RowFiles(Record):
             encoding=self.encoding,
             split=split,
             drop_empty=self.drop_empty,
-            given={"kind": self.kind, "train": self.train},
+            given={"kind": self.kind, **self.as_given()},
             refusal=refusal,
             reader=reader,
         )
