@@ -80,7 +80,7 @@ def newest_good(
         return replace(found, pods={}, shared=shared is not None)
     why = "; ".join(notes)
     if not notes:
-        why = f"{folder} is empty: the run saved no checkpoint yet (save_steps), or has not ended"
+        why = f"{folder} is empty: the run saved no checkpoint (save_steps), or has not ended"
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
 
 

@@ -464,7 +464,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         try:
             self.checkpoints.save(self)
         except RunError as error:
-            # Without `save_steps` nobody asked for a certain checkpoint, and a failed one must not
+            # Without `save_steps`, no certain checkpoint was asked for, and a failed one must not
             # fail the job.
             if self.checkpoints.every:
                 raise
