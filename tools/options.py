@@ -223,7 +223,19 @@ def _table(owner: str, words: Sequence[str], taken: set[str]) -> list[str]:
         raise LookupError(f"options of {owner} without a description: {', '.join(silent)}")
     if "fields" in words:
         return fields_of(options)
-    return table_of(options, anchors_of(owner, options, taken))
+    first = getattr(thing, "first", ())
+    if not first:
+        return table_of(options, anchors_of(owner, options, taken))
+    # The options that most people set come first, and all others by group.
+    groups: dict[str, list[Option]] = {"Most used": [o for o in options if o.name in first]}
+    sections = {option.name: option.section for option in thing.options()}
+    for option in options:
+        if option.name not in first:
+            groups.setdefault(sections[option.name], []).append(option)
+    lines = []
+    for title, group in groups.items():
+        lines += [f"**{title}**", "", *table_of(group, anchors_of(owner, group, taken)), ""]
+    return lines[:-1]
 
 
 def _named(name: str, anchor: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `workbench run SPEC.json [--out DIR]`, `ls`, `logs`, `stop` and more.
+"""The command line: `workbench run SPEC.json`, `run train.py`, `ls`, `logs`, `stop` and more.
 
 Exit codes: 0 the run succeeded, the pods passed all checks, no claim failed or the text is
 written; 1 failure; 2 the request is refused and nothing has started. With `--json -` standard
@@ -9,6 +9,9 @@ its own modules, so `--help` is fast.
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,22 +21,52 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, DiskFull, WorkbenchError, require_package
+from workbench.base.errors import (
+    ConfigError,
+    DiskFull,
+    RunError,
+    WorkbenchError,
+    require_package,
+)
 from workbench.base.files.disk import full_disk_named
 from workbench.base.files.folders import remove_folder
 from workbench.base.versions import VERSION
-from workbench.base.words import printable
+from workbench.base.words import pluralize, printable, scaled
 
 if TYPE_CHECKING:
     from workbench.client.result import RunResult
     from workbench.client.run import Run
+    from workbench.rundir.spec import RunSpec
 
 _STDOUT = Path("-")
 _SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
+EXAMPLES: Mapping[str, Sequence[str]] = {
+    "run": ("run SPEC.json --out runs/first", "run train.py --pods 2 -- --epochs 3"),
+    "doctor": ("doctor SPEC.json",),
+    "plan": ("plan SPEC.json --gpu-memory-gib 24", "plan SPEC.json --gpus-for"),
+    "ls": ("ls", "ls runs --state failed --sort=-eval_loss"),
+    "logs": ("logs runs/first --rank 1 --tail 50",),
+    "stop": ("stop runs/first", "stop runs/first --kill"),
+    "attach": ("attach runs/first",),
+    "rm": ("rm runs/first", "rm --keep-best 3 runs --yes"),
+    "verify": ("verify --list", "verify --only 'bf16-*' --minutes 10"),
+    "report": ("report runs --out report",),
+    "completion": ("completion bash",),
+}
+"""Command lines of every command, for its help."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    # Words behind `--` belong to the script of `run`.
+    own, script_words = words, []
+    if "--" in words and words[:1] == ["run"]:
+        at = words.index("--")
+        own, script_words = words[:at], words[at + 1 :]
+    args = _parser().parse_args(own)
+    args.script_words = script_words
     args.stdout = sys.stdout
     with redirect_stdout(sys.stderr if args.json == _STDOUT else sys.stdout):
         return _carry_out(args)
@@ -44,7 +77,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         _check_json(args.json)
         with full_disk_named(getattr(args, "out", None) or Path.cwd()):
             done: bool = args.verb(args)
-        return 0 if done else 1
+        return 0 if done else int(args.failed)
     except (ConfigError, DiskFull) as error:
         _say(printable(f"refused: {error}"))
         return 2
@@ -63,10 +96,10 @@ def _run(args: argparse.Namespace) -> bool:
     from workbench.rundir.format import FORMAT
     from workbench.rundir.make.prepare import prepare_run
     from workbench.rundir.make.unstarted import keep_reason
-    from workbench.rundir.spec import RunSpec
     from workbench.rundir.state import RunState
 
-    spec = RunSpec.load(args.spec)
+    is_script = args.spec.suffix == ".py"
+    spec = _script_spec(args) if is_script else _spec_of(args)
     prepared = prepare_run(spec, root=args.out, cluster=Path())
     folder = prepared.paths.root / "cluster"
     # Warm processes serve jobs that have an entry, and this cluster has one job.
@@ -89,8 +122,37 @@ def _run(args: argparse.Namespace) -> bool:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
         run = cluster.submit_prepared(prepared)
         result = run.wait()
+        if is_script:
+            _say(run.logs(0).rstrip("\n"))
+            args.failed = _exit_code(result)
         _answer_result(args, run, result)
         return result.state is RunState.SUCCEEDED
+
+
+def _script_spec(args: argparse.Namespace) -> RunSpec:
+    """Return the run of a script on pods of this machine, with the GPUs of the machine, if any."""
+    from workbench.jobs.script import Script
+    from workbench.rundir.spec import ClusterSpec, RunSpec
+
+    script = Script(str(args.spec), args=args.script_words).found_in(Path())
+    return RunSpec(cluster=ClusterSpec(count=args.pods or 1, warm=False), job=script)
+
+
+def _spec_of(args: argparse.Namespace) -> RunSpec:
+    from workbench.rundir.spec import RunSpec
+
+    if args.pods is not None or args.script_words:
+        raise ConfigError(
+            f"--pods and words behind -- belong to a script, as in `workbench run train.py --pods "
+            f"2`. {args.spec} has the number of its pods"
+        )
+    return RunSpec.load(args.spec)
+
+
+def _exit_code(result: RunResult) -> int:
+    """Return the exit code of a failed script; 1 if the script has none."""
+    told = re.match(r"exit(?:ed with| code) (\d+)", result.error.message) if result.error else None
+    return int(told[1]) if told else 1
 
 
 def _answer_result(args: argparse.Namespace, run: Run, result: RunResult) -> None:
@@ -128,6 +190,7 @@ def _live_clusters(folder: Path) -> list[Path]:
 
 def _named_run(name: str) -> Run:
     """Return the run with an id or a name below the current folder, or in a run directory."""
+    from workbench.base.files import is_there
     from workbench.client.run import Run
     from workbench.finetune.notebook.history import history
 
@@ -135,7 +198,21 @@ def _named_run(name: str) -> Run:
     if len(found) > 1:
         paths = ", ".join(str(record.path) for record in found)
         raise ConfigError(f"{len(found)} runs have the name {name!r}: {paths}. Give a directory.")
+    if not found and not is_there(Path(name)):
+        raise RunError(f"no run below {Path.cwd()} has the id or name {name!r}{_nearest(name)}")
     return Run.load(found[0].path if found else name)
+
+
+def _nearest(name: str) -> str:
+    """Return the names of the runs that may be meant; empty without runs."""
+    from workbench.finetune.notebook.history import history
+
+    # A run without a name has its id.
+    names = [record.name or record.id for record in history(Path())]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
+    return (
+        f". The nearest: {', '.join(dict.fromkeys(near))}. `workbench ls` lists all" if near else ""
+    )
 
 
 def _logs(args: argparse.Namespace) -> bool:
@@ -182,12 +259,16 @@ def _stop(args: argparse.Namespace) -> bool:
 
 def _rm(args: argparse.Namespace) -> bool:
     """Delete the named runs; with `--keep-best`, the runs of a folder that are not the best."""
+    from workbench.client.deletion import all_but_best
+    from workbench.client.tables.run_rows import figure_of
     from workbench.finetune.notebook.history import history
 
     if args.keep_best is None:
         if not args.runs:
             raise ConfigError("name a run, or give --keep-best 3")
         runs = [_named_run(name) for name in args.runs]
+        if not _confirmed(args, [run.path for run in runs]):
+            return False
         for run in runs:
             notes = run.delete()
             _say("; ".join([f"{run.path} is deleted", *notes]))
@@ -195,9 +276,31 @@ def _rm(args: argparse.Namespace) -> bool:
     if len(args.runs) > 1:
         raise ConfigError("--keep-best takes a single folder of runs; default: the current folder")
     before = history(*args.runs)
+    figures = [figure_of(record, args.by) for record in before.records]
+    if not _confirmed(args, all_but_best(before.records, figures, args.keep_best, args.by)):
+        return False
     kept = before.keep_best(args.keep_best, by=args.by)
     _say(f"{len(before) - len(kept)} runs are deleted, and {len(kept)} are kept.\n{kept}")
     return True
+
+
+def _confirmed(args: argparse.Namespace, folders: Sequence[Path]) -> bool:
+    """Show the directories to delete with their sizes; on a terminal, ask unless `--yes`."""
+    sizes = [sum(each.stat().st_size for each in _files(folder)) for folder in folders]
+    for folder, size in zip(folders, sizes, strict=True):
+        _say(f"{folder}  {scaled(size, 'B')}")
+    what = f"{pluralize(len(folders), 'run')}, {scaled(sum(sizes), 'B')}"
+    if args.yes or not sys.stdin.isatty():
+        return True
+    _say(f"Delete {what}? Type y to delete.")
+    if sys.stdin.readline().strip().casefold() in ("y", "yes"):
+        return True
+    _say("Nothing is deleted.")
+    return False
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
 def _attach(args: argparse.Namespace) -> bool:
@@ -313,12 +416,17 @@ def _complete_files(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="Fine-tune over several pods.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
-    parser.set_defaults(json=None)
+    parser.set_defaults(json=None, failed=1)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser(
-        "run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused"
+        "run",
+        help="carry out a SPEC.json, or a script on pods of this machine; exit 0 succeeded, 1 "
+        "failed, 2 refused; of a script: its exit code",
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run directory, new or empty")
+    run.add_argument(
+        "--pods", type=int, metavar="NUMBER", help="pods of this machine for a script; default: 1"
+    )
     doctor = commands.add_parser(
         "doctor", help="examine the pods of a SPEC.json; exit 0 all checks passed, 1 not, 2 refused"
     )
@@ -333,7 +441,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     # These verbs take a specification, and print JSON on request.
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
-        parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
+        metavar = "SPEC.json|train.py" if verb is _run else "SPEC.json"
+        parser_of_spec.add_argument("spec", type=Path, metavar=metavar)
         _add_json(parser_of_spec)
         parser_of_spec.set_defaults(verb=verb)
     _add_ls(commands)
@@ -362,6 +471,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(verb=_completion)
+    for name, command in commands.choices.items():
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = "\n".join(
+            ["examples:", *(f"  workbench {each}" for each in EXAMPLES[name])]
+        )
     return parser
 
 
@@ -409,7 +523,8 @@ def _add_verbs_of_runs(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     stop.add_argument("--kill", action="store_true", help="end the run at once instead")
     attach = commands.add_parser(
-        "attach", help="follow a run until it ends; exit 0 succeeded, 1 failed or interrupted"
+        "attach",
+        help="follow a run until it ends; exit 0 succeeded, 1 failed, stopped or interrupted",
     )
     _add_json(attach)
     for parser_of_run, verb in ((logs, _logs), (stop, _stop), (attach, _attach)):
@@ -445,6 +560,7 @@ def _add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         default="eval_loss",
         help="figure of the best runs; default: eval_loss",
     )
+    rm.add_argument("--yes", action="store_true", help="delete without a question")
     rm.set_defaults(verb=_rm)
 
 
@@ -515,7 +631,14 @@ def _answer(args: argparse.Namespace, text: str, facts: Mapping[str, object]) ->
         write_json(args.json, facts)
 
 
+_COLOURS = {"succeeded": 32, "failed": 31, "lost": 31, "refused": 31, "running": 36}
+
+
 def _say(text: str) -> None:
     # A name of a file may have bytes that are no text.
-    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
+    text = text.encode(errors="backslashreplace").decode()
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        words = "|".join(_COLOURS)
+        text = re.sub(rf"\b({words})\b", lambda at: f"\x1b[{_COLOURS[at[1]]}m{at[1]}\x1b[0m", text)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -125,7 +125,7 @@ def test_the_short_job_trains_like_the_job_and_does_nothing_besides(technique: s
         20,
         4,
     )
-    assert (short.eval_strategy, short.save_steps, short.predict_rows) == ("no", None, 0)
+    assert (short.eval_strategy, short.save_steps, short.predict_rows) == ("no", 0, 0)
     assert (short.profile_step, short.trace_steps) == (0, 0)
 
 

@@ -72,7 +72,7 @@ REFUSED = {
         **BEST,
         "metric_for_best_model": "perplexity",
     },
-    sentence("save_total_limit limits checkpoints"): {"save_total_limit": 3},
+    sentence("save_total_limit limits checkpoints"): {"save_total_limit": 3, "save_steps": 0},
     sentence("early_stopping_threshold is for early_stopping_patience"): {
         **BEST,
         "early_stopping_threshold": 0.1,

@@ -156,7 +156,7 @@ def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = Tru
     given = shortened(got).casefold().strip("[('\")]")
     near = difflib.get_close_matches(given, names, n=1, cutoff=_NEAR)
     hint = f": did you mean '{names[near[0]]}'?" if near else "."
-    all_names = f" Allowed: {', '.join(names.values())}" if listed else ""
+    all_names = f" Allowed: {', '.join(names.values())}" if listed and names else ""
     return ConfigError(f"{what} {shortened(got)} is not known{hint}{all_names}")
 
 

@@ -81,7 +81,7 @@ def short_job(job: FineTune, technique: str, steps: int) -> FineTune:
         load_best_model_at_end=False,
         metric_for_best_model=None,
         early_stopping_patience=None,
-        save_steps=None,
+        save_steps=0,
         resume=None,
         report_to=(),
         predict_rows=0,

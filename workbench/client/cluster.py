@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from workbench.base.display_protocol import LiveDisplayable, follow
-from workbench.base.errors import ConfigError, RunError, Unreadable, check_type, suggests
+from workbench.base.errors import (
+    ConfigError,
+    RunError,
+    Unreadable,
+    check_type,
+    shortened,
+    suggests,
+)
 from workbench.base.files import (
     check_working_directory,
     is_missing,
@@ -36,7 +43,7 @@ from workbench.client.run import Detached, Run
 from workbench.client.submission import Submission
 from workbench.client.takeover import stored_spec, take_over
 from workbench.keeper.spawn import Leash
-from workbench.pods.backends import backend_from_dict, check_registered
+from workbench.pods.backends import CLASSES, backend_from_dict, check_registered
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
 from workbench.pods.pod import Pod
@@ -97,7 +104,13 @@ class Cluster(LiveDisplayable, Submission):
         Raises:
             ConfigError: A value is not allowed.
         """
-        check_type("Cluster", backend, Place, "a place such as LocalPods() or SSHPods(…)")
+        if not isinstance(backend, Place):
+            raise _no_place(backend)
+        if not isinstance(spec, PodSpec | None):
+            raise ConfigError(
+                f"Cluster spec is {shortened(spec)}, and no PodSpec. A number of pods has a name: "
+                f"write Cluster({type(backend).__name__}(), count={shortened(spec)})"
+            )
         check_registered(backend)
         self.spec = ClusterSpec(
             backend=backend.to_dict(),
@@ -386,3 +399,13 @@ class Cluster(LiveDisplayable, Submission):
             f"Cluster({self.phase}, {self.spec.count} "
             f"{self.spec.backend.get('kind')} pods, {self.path})"
         )
+
+
+def _no_place(value: object) -> ConfigError:
+    """Return the refusal of what is no place, with the call that was meant."""
+    kind = str(value).casefold()
+    name = value.__name__ if isinstance(value, type) else CLASSES.get(kind, "LocalPods")
+    options = "['user@host']" if name == "SSHPods" else ""
+    return ConfigError(
+        f"Cluster backend is {shortened(value)}, and no place. Write Cluster({name}({options}))"
+    )

@@ -187,9 +187,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     assert back[3][1].dtype is torch.bfloat16
     assert (back["view"].tolist(), back["twice"][0].tolist()) == ([2.0, 3.0], shared.tolist())
     assert back["twice"][0] is back["twice"][1]
-    with pytest.raises(
-        RunError, match=sentence("leave `save_steps` out for this job", "PosixPath")
-    ):
+    with pytest.raises(RunError, match=sentence("give this job save_steps=0", "PosixPath")):
         write_tree(tmp_path, {"path": tmp_path})
 
 

@@ -86,6 +86,8 @@ class Record(BaseModel):
     """The word for it in JSON, where records of several kinds may stand."""
     positional: ClassVar[tuple[str, ...]] = ()
     """Options that may be given without a name, in this order."""
+    first: ClassVar[tuple[str, ...]] = ()
+    """Options that most people set. They stand first in help texts, on pages and in forms."""
     sections: ClassVar[Mapping[str, str]] = {}
     """Headings for a page or a form, by the first option of every section."""
 
@@ -123,10 +125,14 @@ class Record(BaseModel):
                     annotation=_TypeText.of(types[p.name]),
                     kind=p.POSITIONAL_OR_KEYWORD if p.name in cls.positional else p.kind,
                 )
-                for p in sorted(parameters, key=lambda p: p.name not in cls.positional)
+                for p in sorted(
+                    parameters,
+                    key=lambda p: (p.name not in cls.positional, p.name not in cls.first),
+                )
             ]
         )
-        lines = [f"    {option.name}: {option.help}" for option in cls.options()]
+        options = sorted(cls.options(), key=lambda option: option.name not in cls.first)
+        lines = [f"    {option.name}: {option.help}" for option in options]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
     def __dir__(self) -> list[str]:
@@ -139,9 +145,11 @@ class Record(BaseModel):
         """Return the refusal of a value without a name, with the first option of such values."""
         if cls.positional:
             taken = " and ".join(cls.positional)
+            meant = [option.name for option in cls.options() if value in option.choices]
+            example = f": write {meant[0]}={value!r}" if meant else ""
             return ConfigError(
                 f"{cls.__name__} takes {taken} without a name, and all other options by name; "
-                f"{shortened(value)} has no name"
+                f"{shortened(value)} has no name{example}"
             )
         name = next((name for name, field in cls._fields().items() if _takes(field, value)), "")
         remedy = f"one of {', '.join(cls._fields())}"

@@ -14,6 +14,7 @@ from workbench.finetune.data.sources.dataset import NAMED
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.metrics import METRICS
+from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
 from workbench.finetune.options.options import PROMPTS
 from workbench.finetune.options.trackers import TRACKERS
 from workbench.finetune.techniques.fsdp import FSDP
@@ -84,37 +85,17 @@ _MAIN = {
     "cpus",
     "gpus",
     "memory_gib",
-    "model",
-    "dataset",
-    "max_source_length",
-    "max_target_length",
-    "prompt",
-    "technique",
-    "peft",
-    "precision",
-    "launcher",
-    "deepspeed",
+    *FineTune.first,
     "lora.r",
     "lora.alpha",
     "lora.dropout",
     "fsdp.shard",
     "local_sgd.sync_steps",
-    "epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "optimizer",
-    "lr_scheduler_type",
-    "gradient_checkpointing",
-    "eval_steps",
-    "save_steps",
-    "seed",
 }
 """Options that most people set. The other options are in a fold."""
 _MAIN_OF_PLACE = 6  # the first options of a place are its address and access
 _PROPOSALS: Mapping[str, Sequence[str]] = {
-    "model": ("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small"),
+    "model": (TINY_T5, TINY_LLAMA, "t5-small", "google/flan-t5-small"),
     "dataset": tuple(NAMED),
     "prompt": PROMPTS,
     "metrics": METRICS,

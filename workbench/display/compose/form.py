@@ -39,6 +39,7 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
+from workbench.finetune.options.model.models import toy_remark
 from workbench.finetune.plan.reading import preview as preview_rows
 
 if TYPE_CHECKING:
@@ -173,6 +174,9 @@ class Form:
             blocks = [Raw(drawn, to_text(Doc(blocks=notes)))]
         if preview.cell:
             memory = Note(preview.memory, "warning" if preview.is_short else "plain")
+            model = str(self.composition["model"])
+            if remark := toy_remark(model):
+                blocks.append(Note(f"Model {model}: {remark}.", "warning"))
             blocks += [Note(preview.batch, "plain"), memory, Code(preview.cell, "Python cell")]
         for title, page in preview.pages.items():
             parts: list[Block] = [Code(page.text)] if page.text else []

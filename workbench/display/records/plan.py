@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, duration, number, percent, pluralize, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
-from workbench.finetune.plan.gpus import GpuTable
+from workbench.finetune.options.model.models import toy_remark
+from workbench.finetune.plan.gpus import START_MODELS, GpuTable
 from workbench.finetune.plan.memory import CPU_PROCESS_GIB
 from workbench.finetune.plan.table import PlanRow, PlanTable
 from workbench.finetune.plan.transfers import LINK_SHARE
@@ -104,7 +107,9 @@ def gpus_doc(table: GpuTable) -> Doc:
             )
         )
     job = table.job
-    caption = f"The least GPUs of each kind for {job.model} ({scaled(table.parameters)} parameters)"
+    size = f"{scaled(table.parameters)} parameters"
+    what = _joined([size, toy_remark(job.model)])
+    caption = f"The least GPUs of each kind for {job.model} ({what})"
     limit = "" if table.memory_gib is None else f", {table.memory_gib:g} GiB of its own"
     note = (
         "Predicted, with a tenth of the memory to spare; micro-batch "
@@ -119,7 +124,17 @@ def gpus_doc(table: GpuTable) -> Doc:
         whole=titles,
         caption=caption,
     )
-    return Doc(blocks=[Table(grid), Note(note), *map(Note, table.proposals)], full=True)
+    blocks: list[Block] = [Table(grid), Note(note), *map(Note, table.proposals)]
+    return Doc(blocks=[*blocks, Fold("five models to start with", [Table(_models())])], full=True)
+
+
+def _models() -> Grid:
+    columns = ("model", "parameters", "whole", "LoRA", "QLoRA")
+    rows = []
+    for name, (parameters, *sizes) in START_MODELS.items():
+        rows.append((name, f"{parameters:g} B", *(f"{size:g}" for size in sizes)))
+    caption = "GiB of a single GPU: bf16, one row of 1,024 tokens a micro-batch, recomputation"
+    return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption=caption)
 
 
 def _grid(table: PlanTable) -> Grid:
@@ -316,6 +331,7 @@ def _what(table: PlanTable) -> str:
     elif table.longest != table.lengths and not is_open:
         allowed = f" (the job allows {table.longest[0]} + {table.longest[1]})"
     # Everything that changes the memory, so that a reader can check the job.
+    sizes = [f"{scaled(table.parameters)} parameters", f"{scaled(table.trained)} trained"]
     what = [str(job.number_format), job.optimizer]
     if job.peft != "none":
         what.append(job.peft)
@@ -329,11 +345,14 @@ def _what(table: PlanTable) -> str:
             f"single with its layers over {pluralize(gpus, 'GPU')}, the fullest of which is shown"
         )
     return (
-        f"Predicted for {table.model} ({scaled(table.parameters)} parameters, "
-        f"{scaled(table.trained)} trained) on {pluralize(table.pods, 'pod')}; "
-        f"micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens{allowed}, "
-        + ", ".join(what)
+        f"Predicted for {table.model} ({_joined([*sizes, toy_remark(table.job.model)])}) on "
+        f"{pluralize(table.pods, 'pod')}; micro-batch {job.per_device_train_batch_size}, "
+        f"{source} + {target} tokens{allowed}, " + ", ".join(what)
     )
+
+
+def _joined(words: Sequence[str]) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _method(table: PlanTable) -> list[str]:

@@ -29,6 +29,7 @@ from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.outliers import MOST, between, split
 from workbench.display.kit.templates import render
 from workbench.finetune.notebook.result import FineTuneResult
+from workbench.finetune.options.model.models import toy_remark
 from workbench.finetune.profile.compare import ProfileComparison
 from workbench.finetune.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.label import read_label
@@ -95,6 +96,7 @@ def _rows(result: RunResult) -> Sequence[tuple[str, str]]:
     if not isinstance(result, FineTuneResult):
         return ()
     return [
+        ("model", toy_remark(result.model)),
         ("not read", strip_controls(short_list(result.not_read, 20)) if result.not_read else ""),
         ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
         *length_facts(result.text_lengths),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from workbench.base.table import Grid, Marked, facts
 from workbench.base.words import count, percent, short_list, strip_controls
 from workbench.display.kit.doc import Block, Doc, Note, Table
+from workbench.finetune.options.model.models import toy_remark
 from workbench.finetune.plan.reading import RowPreview
 
 _BARS = 8  # approximate number of length ranges
@@ -47,6 +48,8 @@ def rows_doc(preview: RowPreview) -> Doc:
         Table(_histogram(preview)),
     ]
     blocks += [Note(text) for text in _notes(preview)]
+    if remark := toy_remark(preview.job.model):
+        blocks.append(Note(f"Model {preview.job.model}: {remark}."))
     return Doc(blocks=blocks)
 
 

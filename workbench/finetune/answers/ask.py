@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import read_json
 from workbench.base.messages.rpc import OnPiece
 from workbench.finetune.answers.conversation import Conversation
@@ -21,7 +21,6 @@ from workbench.finetune.answers.questions import (
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.data.scoring import judge
-from workbench.finetune.options.refusals.prompt import no_template
 from workbench.rundir.checkpoints import model_folder
 from workbench.rundir.paths import RunPaths
 
@@ -90,7 +89,11 @@ def _check_template(paths: RunPaths) -> None:
     model = model_folder(paths)
     own = read_json(model / "tokenizer_config.json").get("chat_template")
     if not (job.get("chat_template") or own or (model / "chat_template.jinja").is_file()):
-        raise ConfigError(f"of the run in {paths.root}, {no_template(str(job.get('model')))}")
+        model_name = shortened(job.get("model"))
+        raise ConfigError(
+            f"model {model_name} of the run in {paths.root} cannot chat, because the model has no "
+            "chat template. Ask the model with run.predict(['…'])"
+        )
 
 
 def compare_predictions(

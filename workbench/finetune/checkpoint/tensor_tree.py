@@ -90,8 +90,7 @@ class TreePacker:
             case tuple():
                 return {"tuple": [self.pack(each) for each in value]}
         raise RunError(
-            f"a checkpoint cannot keep a {type(value).__name__}; "
-            "leave `save_steps` out for this job"
+            f"a checkpoint cannot keep a {type(value).__name__}; give this job save_steps=0"
         )
 
     def _name(self, tensor: torch.Tensor) -> str:

@@ -323,11 +323,13 @@ class RowTally:
         """Raise ConfigError for rows without a needed field, unless they are dropped."""
         if self.empty_rows and not self._drop_empty:
             every = self.rows + self.empty_rows
+            remedy = "add 'drop_empty': True to the dataset's options"
+            if self.given:
+                remedy = f"dataset={ {**self.given, 'drop_empty': True} }"
             raise ConfigError(
                 f"{self._first_empty}; {self.empty_rows} of {pluralize(every, 'row')} "
                 f"{'has' if self.empty_rows == 1 else 'have'} an empty field that is needed. Fill "
-                "the field, or leave out rows with an empty question or answer: add 'drop_empty': "
-                "True to the dataset's options"
+                f"the field, or leave out rows with an empty question or answer: {remedy}"
             )
 
     def check_end(self, what: str) -> None:

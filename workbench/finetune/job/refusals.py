@@ -25,7 +25,7 @@ from workbench.finetune.job.limits import (
 )
 from workbench.finetune.job.outlined import check_outline
 from workbench.finetune.job.weights import check_adapters, check_tied
-from workbench.finetune.methods.registry import method_of
+from workbench.finetune.methods.registry import METHODS, method_of
 from workbench.finetune.options.evaluation import check_best, check_judged, check_times
 from workbench.finetune.options.model.models import (
     TINY_LLAMA,
@@ -223,6 +223,20 @@ def _check_family(job: FineTuneOptions, family: Family) -> None:
             )
 
 
+def _check_method_options(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options of another method, beside a method without options."""
+    own = method_of(job.method).options.model_fields
+    for name, value in job.method_options.items():
+        owners = [each.name for each in METHODS if name in each.options.model_fields]
+        if own or not owners:
+            continue
+        raise ConfigError(
+            f"method {job.method!r} has no options, and {name!r} is an option of "
+            f"{' and '.join(map(repr, owners))}: "
+            f"write method={owners[0]!r}, method_options={ {name: value} }"
+        )
+
+
 def _check_owner(job: FineTuneOptions) -> None:
     """Raise ConfigError for options that only another technique reads."""
     for owner in TECHNIQUES:
@@ -289,6 +303,7 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("technique", lambda job: technique_of(job.technique).refuse(job)),
     Refusal("sequence_parallel", check_sequence),
     Refusal("tensor_parallel", check_tensor),
+    Refusal("method_options", _check_method_options),
     Refusal("method", lambda job: method_of(job.method).refuse(job)),
     Refusal("peft", check_peft),
     Refusal("optimizer", check_optimizer),

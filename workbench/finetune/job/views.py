@@ -15,6 +15,7 @@ from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.job.verbs import submit
 from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.changes import What, marked
+from workbench.finetune.options.model.models import toy_remark
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.training import ALLOWED
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
@@ -59,7 +60,7 @@ class FineTuneViews(JobViews["FineTune"]):
         model = middle_cut(job.model, _LONGEST_MODEL)
         if job.model_revision is not None:
             model += f" at {middle_cut(job.model_revision, _LONGEST_REVISION)}"
-        model += _size(start)
+        model += _bracketed(_size(start), toy_remark(job.model))
         adapters = "" if job.peft == "none" else f" {job.peft}"
         # The ranks decide: GPUs without the chosen format use another.
         precision = as_str(start.get("precision")) or job.number_format
@@ -136,6 +137,11 @@ class FineTuneViews(JobViews["FineTune"]):
         if name != job.technique:
             changed = {**only_of_own_technique(), **changed}
         made = job.replace(**changed)
+        # A benchmark measures training, and its checkpoints would only fill the disks.
+        if made.save_steps is None:
+            made = made.replace(save_steps=0)
+        if made.eval_steps is None and made.eval_strategy is None:
+            made = made.replace(eval_steps=0)
         check(made, Facts(ranks=pods if technique.alone else pods * slots))
         return made
 
@@ -244,7 +250,13 @@ def _size(start: Json) -> str:
     trained = as_int(start.get("trainable_parameters"))
     is_whole = trained is None or trained == parameters
     part = "" if is_whole else f", {scaled(float(trained or 0))} trained"
-    return f" ({scaled(float(parameters))} parameters{part})"
+    return f"{scaled(float(parameters))} parameters{part}"
+
+
+def _bracketed(*texts: str) -> str:
+    """Return the texts that are not empty in brackets, behind a space."""
+    joined = ", ".join(filter(None, texts))
+    return f" ({joined})" if joined else ""
 
 
 def only_of_own_technique() -> dict[str, object]:

@@ -59,7 +59,7 @@ def greater_is_better(job: FineTuneOptions) -> bool:
 def check_times(job: FineTuneOptions) -> None:
     """Raise ConfigError for options that need evaluations at other times."""
     match job.eval_strategy:
-        case "steps" if job.eval_steps is None:
+        case "steps" if not job.eval_steps:
             raise ConfigError(
                 "eval_strategy is 'steps', and eval_steps is not set; set eval_steps, or choose "
                 "'epoch'"
@@ -75,7 +75,7 @@ def check_times(job: FineTuneOptions) -> None:
             "eval_strategy"
         )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if getattr(job, name) and job.eval_steps is None and job.eval_strategy != "epoch":
+        if getattr(job, name) and not job.eval_steps and job.eval_strategy != "epoch":
             raise ConfigError(
                 f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'"
             )
@@ -114,14 +114,10 @@ def check_best(job: FineTuneOptions) -> None:
             "early_stopping_threshold is for early_stopping_patience; set early_stopping_patience, "
             "or drop the threshold"
         )
-    if (
-        job.save_total_limit is not None
-        and job.save_steps is None
-        and not job.load_best_model_at_end
-    ):
+    if job.save_total_limit is not None and job.save_steps == 0 and not job.load_best_model_at_end:
         raise ConfigError(
-            "save_total_limit limits checkpoints, and no checkpoint is saved; set save_steps, or "
-            "drop save_total_limit"
+            "save_total_limit limits checkpoints, and save_steps is 0, so no checkpoint is saved; "
+            "drop save_steps or save_total_limit"
         )
     if job.method == "sft":  # other methods have figures of their own
         check_best_metric(job)

@@ -113,6 +113,23 @@ def _checked(options: type[Record]) -> Callable[[object], object]:
 class FineTuneOptions(Record):
     """Options of a fine-tuning job. `FineTune` adds the checks between options."""
 
+    first: ClassVar[tuple[str, ...]] = (
+        "model",
+        "dataset",
+        "method",
+        "technique",
+        "peft",
+        "lora",
+        "precision",
+        "epochs",
+        "max_steps",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "learning_rate",
+        "eval_steps",
+        "max_source_length",
+        "save_steps",
+    )
     sections: ClassVar[Mapping[str, str]] = {
         "model": "Model and data",
         "method": "Method",
@@ -311,10 +328,13 @@ class FineTuneOptions(Record):
     """Time of evaluations besides before the first step and after the last.
 
     `steps`: every `eval_steps`. `epoch`: at the end of every epoch. `no`: no evaluation at all.
-    Default None: `steps` if `eval_steps` is set.
+    Default None: by `eval_steps`.
     """
-    eval_steps: Steps | None = None
-    """Steps between evaluations. Default None: only before the first step and after the last."""
+    eval_steps: Annotated[Count | None, Unit("steps")] = None
+    """Steps between evaluations. 0: only before the first step and after the last.
+
+    Default None: at the times of the default of `save_steps`. `grpo` has no evaluations between.
+    """
     metrics: Annotated[
         Sequence[_Metric], AfterValidator(check_metrics), Allowed(_METRIC_FORMS)
     ] = ()
@@ -407,8 +427,11 @@ class FineTuneOptions(Record):
     count packed rows, as with `packing`, so `per_device_train_batch_size` is 1 unless given. No row
     may be longer. Default None: micro-batches of `per_device_train_batch_size` rows.
     """
-    save_steps: Steps | None = None
-    """Steps between checkpoints for resuming. Default None: no checkpoints."""
+    save_steps: Annotated[Count | None, Unit("steps")] = None
+    """Steps between checkpoints for resuming. 0: no checkpoints.
+
+    Default None: every ten minutes or 5 % of the steps, whichever is later.
+    """
     save_total_limit: Annotated[Size, Unit("checkpoints")] | None = None
     """Number of newest checkpoints to keep, besides the checkpoint of the best evaluation.
 

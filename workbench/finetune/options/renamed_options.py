@@ -225,6 +225,10 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
             "use 'none', which trains all weights": "full freeze",
             "use 'lora' with lora={'use_dora': True}": "dora",
             "use 'lora' with lora={'use_rslora': True}": "rslora",
+            **{
+                f"write technique={name!r}; peft chooses the weights to train": name
+                for name in ("single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
+            },
         }
     ),
     "technique": {

@@ -40,6 +40,19 @@ B200 is an estimate.
 """
 
 
+START_MODELS: Mapping[str, tuple[float, float, float, float]] = {
+    "HuggingFaceTB/SmolLM2-135M": (0.13, 3.4, 1.8, 1.6),
+    "Qwen/Qwen2.5-0.5B-Instruct": (0.49, 9.4, 3.3, 2.8),
+    "Qwen/Qwen2.5-1.5B-Instruct": (1.54, 25.7, 5.3, 3.6),
+    "meta-llama/Llama-3.2-3B-Instruct": (3.21, 51.8, 8.6, 4.7),
+    "meta-llama/Llama-3.1-8B-Instruct": (8.03, 120.7, 17.8, 8.2),
+}
+"""Models to start with: 10⁹ parameters, and GiB of a single GPU whole, with LoRA and with QLoRA.
+
+Predicted by `python -m tools.models`; docs/choose-model.md has the settings.
+"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRow:
     kind: str

@@ -319,7 +319,7 @@ def training_options(
         # The filter would replace a NaN by the last average.
         "logging_nan_inf_filter": False,
         "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
-        "eval_steps": job["eval_steps"],
+        "eval_steps": job["eval_steps"] or None,
         "save_strategy": "no",
         "disable_tqdm": True,
         "use_cpu": not gpus,

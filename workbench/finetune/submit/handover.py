@@ -50,7 +50,7 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     return Handover(
         job=asked,
         inputs=inputs,
-        resumes=job.save_steps is not None,
+        resumes=bool(job.save_steps),
         large="the rows",
         put=f"train.jsonl and eval.jsonl of {paths.inputs}",
     )

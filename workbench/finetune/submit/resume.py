@@ -269,8 +269,6 @@ def write_resumption(
 def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
     """Choose a checkpoint of an earlier attempt, and write it to the inputs as `resume`."""
     paths = RunPaths(root)
-    if job.save_steps is None:
-        return {}
     try:
         newest = newest_good(root, last_step=job.max_steps)
     except ConfigError:

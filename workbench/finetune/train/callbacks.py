@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,14 @@ from workbench.agent.rank.records import memory
 from workbench.agent.ranks.records import LEAVE_ASKED, LEAVE_LISTENS
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.rundir.events import Event, EventKind, emit, emit_event
+
+_SAVE_EVERY_S = 600.0
+_LEAST_SHARE = 0.05  # of the steps, between two checkpoints by time
+_PAUSE_SHARE = 0.1  # most of the time for checkpoints and evaluations by time
 
 
 def emit_memory(step: int) -> None:
@@ -220,6 +228,54 @@ class LeaveFile:
         if ranks.rank() == 0:
             message = f"a pod is ending (SIGTERM): checkpoint after step {step}"
             emit("note", message=message)
+
+
+class SaveTimer(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Ask for a checkpoint and an evaluation every ten minutes or 5 % of the steps, the later.
+
+    For options that the user left open. Only rank 0 looks at its clock; the request travels with
+    the losses, so all ranks obey after the same step.
+    """
+
+    def __init__(self, job: FineTune) -> None:
+        self._saves = job.save_steps is None
+        is_open = job.eval_strategy is None and job.eval_steps is None
+        # Sampled answers use random numbers of the training.
+        self._evaluates = is_open and not method_of(job.method).uses_rewards
+        self._every_s = float(os.environ.get("WORKBENCH_SAVE_EVERY_S") or _SAVE_EVERY_S)
+        self._since_s = time.monotonic()
+        self._steps = 0  # since the last request
+        self._least_steps = 1
+        self._obeyed_s: float | None = None
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._since_s = time.monotonic()
+        self._least_steps = math.ceil(_LEAST_SHARE * state.max_steps)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Measure the pause since the last step; a long pause makes the next one rarer."""
+        if self._obeyed_s is None:
+            return
+        self._since_s = time.monotonic()
+        pause_s = self._since_s - self._obeyed_s
+        self._every_s = max(self._every_s, pause_s / _PAUSE_SHARE)
+        self._obeyed_s = None
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._steps += 1
+
+    def is_there(self) -> bool:
+        if ranks.rank() != 0 or not (self._saves or self._evaluates):
+            return False
+        waited_s = time.monotonic() - self._since_s
+        return self._steps >= self._least_steps and waited_s >= self._every_s
+
+    def obey(self, control: Any) -> None:
+        """Ask for both after this step. All ranks must call the method after the same step."""
+        control.should_save = control.should_save or self._saves
+        control.should_evaluate = control.should_evaluate or self._evaluates
+        self._steps = 0
+        self._obeyed_s = time.monotonic()
 
 
 def _finite(what: str, value: float | None, step: int) -> None:

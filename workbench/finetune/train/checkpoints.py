@@ -129,7 +129,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
 
         `StopFile.obey` asks for the checkpoint of a stopped run.
         """
-        control.should_save = self.every is not None and state.global_step % self.every == 0
+        control.should_save = bool(self.every) and state.global_step % self.every == 0
         if self.tree is not None and state.global_step == self.first_step + 1:
             emit("first_step")
             emit_memory(state.global_step)

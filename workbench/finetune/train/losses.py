@@ -23,7 +23,7 @@ from workbench.base.errors import RunError
 from workbench.finetune.recipe.lean_loss import sent
 from workbench.finetune.train.measure.pace import Pace
 
-_TOKENS, _STOP, _LEAVE, _BALANCE, _BALANCED, _FIRST_LOSS = range(6)
+_TOKENS, _STOP, _LEAVE, _TIMED, _BALANCE, _BALANCED, _FIRST_LOSS = range(7)
 """Indices in the tensor that ranks add up.
 
 At the end, every rank has an index of its own for its loss, and then for the time of its own work.
@@ -125,8 +125,9 @@ class StepLosses:
         pace: Pace,
         stop: Asked,
         leave: Asked | None = None,
+        timer: Asked | None = None,
     ) -> None:
-        """Set up with the losses' device, whether ranks train apart, and the two requests.
+        """Set up with the losses' device, whether ranks train apart, and the three requests.
 
         `pace` receives the times of all ranks, which travel with the losses.
         """
@@ -134,11 +135,12 @@ class StepLosses:
         """Whether a rank was asked to stop. All ranks know after the same step."""
         self.save = False
         """Whether the pod of a rank is ending. All ranks know after the same step."""
+        self.timed = False
+        """Whether a checkpoint by time is due. All ranks know after the same step."""
         self._device = device
         self._apart = apart
         self._pace = pace
-        self._stop = stop
-        self._leave = leave
+        self._requests = (stop, leave, timer)
         self._ended: EndedStep | None = None
         # Sent to the other ranks, or copied to the host if ranks train apart.
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
@@ -146,9 +148,16 @@ class StepLosses:
         self._own: list[ReadStep] = []
         self._own_s: list[float] = []
 
-    def _asked(self) -> tuple[bool, bool]:
-        """Return whether the run is asked to stop, and to save a checkpoint."""
-        return self._stop.is_there(), self._leave is not None and self._leave.is_there()
+    def _asked(self) -> list[float]:
+        """Return 1 for each request of this rank: to stop, to save at the pod's end or by time."""
+        return [float(each is not None and each.is_there()) for each in self._requests]
+
+    def _hear(self, asked: Sequence[float]) -> None:
+        """Note the requests of all ranks."""
+        stop, save, timed = asked
+        self.stop = self.stop or stop > 0
+        self.save = self.save or save > 0
+        self.timed = self.timed or timed > 0
 
     def count(self, tokens: int) -> torch.Tensor:
         """Return the tokens of the new step, of all ranks unless ranks train apart.
@@ -193,7 +202,7 @@ class StepLosses:
         count = ranks.world_size()
         values = torch.zeros(_FIRST_LOSS + 2 * count, dtype=torch.float64)
         values[_TOKENS] = tokens
-        values[_STOP], values[_LEAVE] = self._asked()
+        values[_STOP], values[_LEAVE], values[_TIMED] = self._asked()
         values[_FIRST_LOSS + count + ranks.rank()] = self._pace.take()
         values = sent(values, self._device)
         if self._ended is not None:
@@ -215,8 +224,7 @@ class StepLosses:
         while self._sent:
             ended, copy = self._sent.popleft()
             values = copy.read()
-            self.stop = self.stop or values[_STOP] > 0
-            self.save = self.save or values[_LEAVE] > 0
+            self._hear((values[_STOP], values[_LEAVE], values[_TIMED]))
             first_time = _FIRST_LOSS + ranks.world_size()
             self._pace.add(values[first_time:])
             if ended is not None:
@@ -245,14 +253,12 @@ class StepLosses:
         figures = []
         for own in self._own:
             figures += [own.loss, own.balance, own.balanced]
-        asked = [float(each) for each in self._asked()]
         own_s = [0.0] * ranks.world_size()
         own_s[ranks.rank()] = sum(self._own_s)
-        stop, save, *sums = ranks.sums([*asked, *figures, *own_s])
+        stop, save, timed, *sums = ranks.sums([*self._asked(), *figures, *own_s])
         self._pace.add(sums[len(figures) :], len(self._own_s))
         self._own_s = []
-        self.stop = self.stop or stop > 0
-        self.save = self.save or save > 0
+        self._hear((stop, save, timed))
         read = []
         for number, own in enumerate(self._own):
             loss, balance, balanced = sums[3 * number : 3 * number + 3]

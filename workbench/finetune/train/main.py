@@ -51,7 +51,13 @@ from workbench.finetune.train import optimizers
 from workbench.finetune.train.attention import use_attention
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
-from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
+from workbench.finetune.train.callbacks import (
+    EventCallback,
+    LeaveFile,
+    SaveTimer,
+    StopFile,
+    emit_memory,
+)
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.checks.lines import LinesCheck
 from workbench.finetune.train.checks.technique import TechniqueCheck
@@ -262,6 +268,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
         clock=clock,
         stop=stop,
         leave=LeaveFile(work.rank_folder),
+        timer=SaveTimer(job),
         best=BestModel(job),
         checkpoints=Checkpoints(
             work.folder,
@@ -388,6 +395,8 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
         check,
         # Restores a checkpoint, and asks for one when it is due.
         trainer.checkpoints,
+        # Asks for a checkpoint and an evaluation by time, where the job names no steps.
+        trainer.timer,
     ]
     if not work.method.uses_trl:
         # Keeps rows apart that a model would mix.

@@ -62,7 +62,7 @@ from workbench.finetune.techniques.technique import Technique
 from workbench.finetune.train.ahead import Ahead
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
-from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
+from workbench.finetune.train.callbacks import LeaveFile, SaveTimer, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import emit_evaluation
 from workbench.finetune.train.guests.trackers import guarded_trackers
@@ -94,6 +94,8 @@ class TrainerParts:
     stop: StopFile
     leave: LeaveFile | None = None
     """Notice of the pod's end; None for ranks without an agent."""
+    timer: SaveTimer | None = None
+    """Checkpoints and evaluations by time, which the job left open."""
     best: BestModel
     checkpoints: Checkpoints
     evaluator: Evaluates | None = None
@@ -127,6 +129,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.clock = parts.clock
         self.stop = parts.stop
         self.leave = parts.leave
+        self.timer = parts.timer
         self.best = parts.best
         self.checkpoints = parts.checkpoints
         self.evaluator = parts.evaluator
@@ -174,6 +177,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             pace=self._pace,
             stop=self.stop,
             leave=self.leave,
+            timer=self.timer,
         )
 
     @property
@@ -367,7 +371,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         apart = averaging is not None and averaging.apart
         synchronised = averaging is not None and not apart
         ends = control.should_training_stop or control.should_evaluate or control.should_save
-        if stops or synchronised or ends or self._losses.save:
+        asked = self._losses.save or self._losses.timed
+        if stops or synchronised or ends or asked:
             read += self._losses.meet()
             # Ranks that train apart learn only here of a request to stop.
             stops = self._losses.stop and not control.should_training_stop
@@ -382,7 +387,9 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         # A pod is ending: save once, with all ranks.
         if self._losses.save and self.leave is not None:
             self.leave.obey(control, step=self.state.global_step)
-        self._losses.save = False
+        if self._losses.timed and self.timer is not None and not control.should_training_stop:
+            self.timer.obey(control)
+        self._losses.save = self._losses.timed = False
         self._tell_how_far(apart=apart and not read)
         # The library evaluates and saves, and has nothing left to log.
         control.should_log = False
@@ -454,9 +461,9 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         try:
             self.checkpoints.save(self)
         except RunError as error:
-            # Without `save_steps` only a stop asks for a checkpoint, and a failed one must not fail
-            # the job.
-            if self.checkpoints.every is not None:
+            # Without `save_steps`, no certain checkpoint was asked for, and a failed one must not
+            # fail the job.
+            if self.checkpoints.every:
                 raise
             note(f"no checkpoint of step {self.state.global_step}: {error}")
         phase("training")

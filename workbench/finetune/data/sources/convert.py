@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, user_path
 from workbench.base.words import pluralize
 from workbench.finetune.data.column_checks import RowTally, Written, written
 from workbench.finetune.data.forms.messages import chat_key, has_content, unpacked
@@ -32,6 +33,9 @@ from workbench.finetune.data.rows import (
 from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
+
+_NAME_WORDS = 3  # most words in the name of a column
+_FIRST_ROWS = 10_000  # searched for an empty cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,8 +194,19 @@ def read_row(
         tally.leave_out(str(error))
         return None
     except UnknownForm as error:
+        file = str(tally.given.get("train", ""))
+        if isinstance(fields, Mapping) and _is_headless(file, fields):
+            names = ["source", "target", *(f"column_{n}" for n in range(3, len(fields) + 1))]
+            raise ConfigError(
+                f"{where}: the line before looks like a row, and not like names of columns. Give "
+                f"the names: dataset=pandas.read_csv({file!r}, names={names[: len(fields)]})"
+            ) from error
         dataset = {**tally.given, "columns": dict(error.columns)}
-        raise ConfigError(f"{error} in the dataset: dataset={dataset}") from error
+        empty = ""
+        if _has_empty_cells(file, error.columns.values()):
+            dataset["drop_empty"] = True
+            empty = ", without rows with an empty cell"
+        raise ConfigError(f"{error} in the dataset{empty}: dataset={dataset}") from error
     if tally.drops(row):
         tally.leave_out(f"{where}: the answer is empty")
         return None
@@ -200,6 +215,28 @@ def read_row(
         raise ConfigError(f"{where} {why}{_made_a_chat(fields, row)}")
     tally.take(data, columns, fields, row, where)
     return row
+
+
+def _has_empty_cells(file: str, columns: Collection[str]) -> bool:
+    """Return whether the first rows of a table have an empty cell in some columns."""
+    path = user_path(file)
+    if path.suffix.lower() not in (".csv", ".tsv") or not is_there(path):
+        return False
+    first = islice(read_rows(path, {}), _FIRST_ROWS)
+    return any(
+        isinstance(row, Mapping) and not all(has_content(row.get(name)) for name in columns)
+        for _, row in first
+    )
+
+
+def _is_headless(file: str, row: Mapping[object, object]) -> bool:
+    """Return whether the names of a table's columns look like a row."""
+    if ".csv" not in file or len(row) < 2:
+        return False
+    return any(
+        str(name).rstrip().endswith((".", "!", "?")) or len(str(name).split()) > _NAME_WORDS
+        for name in row
+    )
 
 
 def _made_a_chat(fields: object, row: Example) -> str:

@@ -22,6 +22,7 @@ from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, any_row
 from workbench.finetune.data.sources.convert import join_files, mix_files
 from workbench.finetune.data.sources.files import (
+    OTHER_KEYS,
     RowFiles,
     files_of,
     is_rows,
@@ -199,12 +200,24 @@ def of_kind(value: Mapping[str, object]) -> Dataset:
     Raises:
         ConfigError: The kind, a key or a value is refused, or a required key is missing.
     """
+    if "kind" not in value and (meant := _with_kind(value)):
+        raise ConfigError(f"dataset has no 'kind': write dataset={meant}")
     dataset: Dataset = read_kind("dataset", value, get_args(Dataset))
     if isinstance(dataset, Mix):
         for part in dataset.parts:
             if isinstance(part.dataset, Mapping):
                 of_kind(part.dataset)
     return dataset
+
+
+def _with_kind(value: Mapping[str, object]) -> Mapping[str, object]:
+    """Return an object without `kind` as the only kind that it may be; empty if unclear."""
+    keys = {OTHER_KEYS.get(key, key): each for key, each in value.items()}
+    # The first kind with the needed key is meant.
+    for kind, needed in ((RowFiles, "train"), (Hub, "name"), (Mix, "parts")):
+        if needed in keys and keys.keys() <= kind.model_fields.keys():
+            return {"kind": kind.kind, **keys}
+    return {}
 
 
 def dataset_with(options: Mapping[str, object], name: str, known: Collection[str]) -> str:

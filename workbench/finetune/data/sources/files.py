@@ -73,11 +73,26 @@ def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
             )
 
 
+OTHER_KEYS: Mapping[str, str] = {
+    **dict.fromkeys(("path", "file", "files", "data_files"), "train"),
+    **dict.fromkeys(("validation", "test"), "eval"),
+}
+"""Keys of a dataset by the names that other tools use."""
+
+
 class RowFiles(Record):
     """Your files in any form of rows: JSON Lines, JSON, CSV, TSV, Parquet or a saved dataset."""
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "files"
+
+    @classmethod
+    def _hint_beside(cls, name: str, options: Mapping[str, object]) -> str:
+        meant = OTHER_KEYS.get(name)
+        if meant is None or meant in options:
+            return ""
+        keys = {OTHER_KEYS.get(key, key): value for key, value in options.items()}
+        return f"write dataset={ {'kind': cls.kind, **keys} }"
 
     train: Paths
     """Path of the training rows, a glob, or a list of both.
@@ -239,7 +254,7 @@ class RowFiles(Record):
             encoding=self.encoding,
             split=split,
             drop_empty=self.drop_empty,
-            given={"kind": self.kind, "train": self.train},
+            given={"kind": self.kind, **self.as_given()},
             refusal=refusal,
             reader=reader,
         )

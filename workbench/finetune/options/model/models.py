@@ -18,6 +18,7 @@ from workbench.finetune.options.model.folders import ADAPTERS, way_out
 
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
+_TOY = "random weights, for trying only"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _AT_REVISION = re.compile(rf"(?P<id>{_HUB_ID.pattern})@(?P<revision>\S+)")
@@ -113,6 +114,16 @@ def model_kind(model: str) -> ModelKind:
         f"allowed: '{TINY_T5}', '{TINY_LLAMA}', a folder made by save_pretrained, or a hub id, as "
         "in 't5-small' or 'google/flan-t5-small'"
     )
+
+
+def toy_remark(model: str) -> str:
+    """Return the remark on a built-in model; empty for a model of the user.
+
+    Example:
+        >>> toy_remark("tiny-t5"), toy_remark("t5-small")
+        ('random weights, for trying only', '')
+    """
+    return _TOY if model in (TINY_T5, TINY_LLAMA) else ""
 
 
 def has_chat_template(model: str) -> bool | None:

@@ -110,7 +110,7 @@ class ZeroState:
                 return [files.get(id(each), each) for each in getattr(self.zero, name)]
         raise RunError(
             f"checkpoints of DeepSpeed's {type(self.zero).__name__} "
-            "are not known here; leave `save_steps` out"
+            "are not known here; give the job save_steps=0"
         )
 
     def optimizer_state(self) -> dict[str, Any]:
