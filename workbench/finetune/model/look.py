@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _batch_lengths(
         world_size=1,
         seed=job.seed,
         lengths=lengths if groups else None,
-        joins=lambda: most is not None,
+        collator=SimpleNamespace(joins=most is not None),
     )
     sizes = []
     for batch in batches:
