@@ -179,6 +179,9 @@ def _bar(view: RunView, progress: Progress) -> str:
         parts.append(f"{count(progress.step)} steps")
     if progress.eta_s is not None:
         parts.append(f"{_ticking(progress.eta_s)} left")
+    stopped_step = view.totals.stopped_step
+    if stopped_step is not None and not view.state.is_terminal:
+        parts.append(f"stopping after step {count(stopped_step)}")
     doing = view.totals.doing
     stage = _stage(view) if view.state is RunState.STARTING else 0
     if stage:
