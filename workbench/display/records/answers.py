@@ -123,6 +123,7 @@ def _rows(answers: Answers, limit: int) -> Grid:
         rows=[_row(row, verdicts, is_judged=bool(judged)) for row in answers.rows[:limit]],
         whole=("exact", "logic", "result", "right"),
         caption=_caption(answers, limit),
+        stay=columns[: len(verdicts)] or ["question"],
     )
 
 

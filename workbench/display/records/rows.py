@@ -64,6 +64,7 @@ def _histogram(preview: RowPreview) -> Grid:
     ranges = [range(first, first + step) for first in range(0, longest + 1, step)]
     bars_read = _bars(_rows_in(ranges, read))
     bars_learned = _bars(_rows_in(ranges, learned))
+    looked_at = pluralize(len(preview.lengths), "training row")
     rows = []
     for place, part in enumerate(ranges):
         tokens = f"{part[0]}–{part[-1]}"
@@ -73,7 +74,7 @@ def _histogram(preview: RowPreview) -> Grid:
         rows=rows,
         right={"rows", "rows "},
         whole={"tokens", "read", "learned"},
-        caption=f"Lengths of {pluralize(len(preview.lengths), 'training row')}, before anything is cut",
+        caption=f"Lengths of {looked_at}, before anything is cut",
     )
 
 

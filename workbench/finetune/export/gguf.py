@@ -18,12 +18,12 @@ from workbench.base.files import load_json
 from workbench.base.json_values import get_object
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.export.folder import (
-    open_to_readers,
     SHARD,
     Export,
     export_to_store,
     job_of,
     new_folder,
+    open_to_readers,
     sizes_in,
 )
 from workbench.finetune.methods.registry import method_of
