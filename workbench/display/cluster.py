@@ -85,7 +85,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     # Memory is known only while a run reports samples.
     memory = {}
     load = {}
-    on_pod = {}
+    on_pod: dict[str, str] = {}
     for run in runs:
         name = read_label(run.paths).name or run.id
         on_pod |= {host.address: name for host in run.hosts}
