@@ -76,7 +76,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     run.cancel()
     assert run.state is RunState.STOPPED
     assert says(result.message, "as the run was stopped (run.predict(rows) asks the model")
-    assert says(run, "Go on from its checkpoint")
+    assert "Continue: cluster.submit(" in str(run) and "Ask: run.predict(" in str(run)
     again = cluster.submit(run.spec.job.replace(resume=str(run.path), max_steps=result.steps + 2))
     assert again.wait(300, progress=False).raise_for_status().resumed_step == result.steps
 

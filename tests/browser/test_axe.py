@@ -51,6 +51,13 @@ def filled(name):
         run.log(rank, f"[Rank {{rank}}] ready\\n")
     return run
 
+import tempfile
+from tests.support.views import EXAMPLES
+
+def example(name):
+    make = next(make for cls, make in EXAMPLES.items() if cls.__name__ == name)
+    return make(Path(tempfile.mkdtemp()))
+
 runs = {{name: filled(name) for name in ("running", "finished", "failed")}}
 runs["running"].state("running", "training", hint="no step for 31 s")
 runs["finished"].end(steps=30, exact_match=0.4, left_processes=0)
@@ -66,6 +73,19 @@ going = [*mixed_rows(), make_row("fsdp", 3, None, name="now", outcome=Outcome.RU
 now = Progress(state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5,
                eta_s=9.0)
 """
+EXAMPLED = (
+    "BenchmarkForecast",
+    "Diagnosis",
+    "Export",
+    "GpuTable",
+    "Manifest",
+    "NodeTable",
+    "Pushed",
+    "RowPreview",
+    "Scores",
+    "Stacks",
+)
+"""Views without a run of their own, from the examples of all views."""
 SHOWN = {
     "running": "Run.load(runs['running'].paths.root)",
     "finished": "Run.load(runs['finished'].paths.root)",
@@ -85,6 +105,7 @@ SHOWN = {
     "predictions": "one.result.predictions",
     "profile": "one.result.profile",
     "profiles": "compare(one.result.profile, other.result.profile)",
+    **{name: f"example({name!r})" for name in EXAMPLED},
     "chat": "Conversation(['before', 'after'], lambda name, turns, on_text: 'an answer')",
     "compose": "compose(count=1, max_steps=10)",
 }
@@ -129,16 +150,17 @@ def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[...
     for theme in ("light", "dark"):
         book._theme(theme)
         found[theme] = audit(book.page)
-    book.page.locator(".dw-run[data-state='succeeded'] .dw-open").first.click()
-    tab = book.page.locator(".dw-tab:visible")
-    tab.frame_locator("iframe").get_by_text("Run ").first.wait_for()
-    drawn = book.page.context.new_page()
-    drawn.set_content(tab.locator("iframe").get_attribute("srcdoc"))
-    for scheme in ("light", "dark"):
-        book._theme(scheme)
-        drawn.emulate_media(color_scheme=scheme)
-        found[f"tab, {scheme}"] = [*audit(book.page), *audit(drawn)]
-    drawn.close()
+    for state in ("succeeded", "failed"):
+        book.page.locator(f".dw-run[data-state='{state}'] .dw-open").first.click()
+        tab = book.page.locator(".dw-tab:visible")
+        tab.frame_locator("iframe").get_by_text("Run ").first.wait_for()
+        drawn = book.page.context.new_page()
+        drawn.set_content(tab.locator("iframe").get_attribute("srcdoc"))
+        for scheme in ("light", "dark"):
+            book._theme(scheme)
+            drawn.emulate_media(color_scheme=scheme)
+            found[f"tab of {state}, {scheme}"] = [*audit(book.page), *audit(drawn)]
+        drawn.close()
     assert {name: each for name, each in found.items() if each} == {}
 
 

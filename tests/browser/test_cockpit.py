@@ -190,15 +190,14 @@ writer.close()
     book.run(0)
     book.run(1)
     pid, start_time = (int(word) for word in book.see(1, "it ends with this kernel").split()[:2])
-    assert book.output(1).locator("iframe").count() == 0
     link = str(
         book.output(1).get_by_role("link", name="Open TensorBoard in a tab").get_attribute("href")
     )
     assert link.startswith("/workbench/tensorboard/"), "it comes through this very server"
-    book.output(1).get_by_role("button", name="Show it here").click()
     frame = book.output(1).frame_locator("iframe:visible")
     frame.get_by_text("train", exact=False).first.wait_for()
     frame.get_by_text("loss", exact=False).first.wait_for()
+    assert frame.get_by_text("Settings", exact=True).count() == 0, "the drawer is closed"
     book.run(2)
     assert book.see(2, "it ends with this kernel").split()[:2] == [str(pid), str(start_time)]
     book.restart()

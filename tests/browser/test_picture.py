@@ -154,6 +154,13 @@ def card_and_model_are_downloaded_by_links(book: Any) -> None:
             book.output(6).get_by_role("link", name=link).click()
         assert download.value.suggested_filename == name
         assert Path(download.value.path()).read_text().startswith(begins)
+    # The buttons of the receipt put code into a cell below, and stand for the lines of code.
+    lines = book.output(6).locator(".wb-instead")
+    assert lines.count() == 2 and not lines.first.is_visible()
+    book.output(6).get_by_role("button", name="Export").click()
+    cells = book.page.locator(".jp-Notebook .jp-Cell")
+    until(lambda: cells.count() == 8, 30)
+    assert "run.export(" in cells.nth(7).inner_text()
 
 
 # Below: the doctor's findings, with troubles of every kind.

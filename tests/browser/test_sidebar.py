@@ -180,6 +180,20 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     board = page.locator(".dw-tab:visible").frame_locator("iframe[title^=TensorBoard]")
     board.get_by_text(ended.paths.root.name).first.wait_for(timeout=WAIT_MS)
 
+    deletes = failed.get_by_role("button", name="Delete run")
+    deletes.click()
+    assert "Really delete" in deletes.inner_text() and "KiB" in deletes.inner_text()
+    assert ended.paths.root.exists(), "one click is none"
+
+    def deleted() -> bool:
+        if ended.paths.root.exists() and deletes.is_visible():
+            deletes.click()
+        return not ended.paths.root.exists()
+
+    until(deleted, 120, every_s=0.5, why=side.inner_text)
+    side.get_by_text("the run is deleted").wait_for(timeout=WAIT_MS)
+    assert damaged.exists()
+
 
 def test_runs_are_found_named_compared_and_repeated(page: Any, lab: Any) -> None:
     folder = lab.folder / "swept"

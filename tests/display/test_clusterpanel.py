@@ -107,10 +107,10 @@ def test_memory_is_that_of_the_run_in_progress(written: WrittenRun) -> None:
     cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
     for rank in range(3):
         written.event("memory", T0, rank=rank, step=1, rss_gib=0.5 + rank, peak_rss_gib=3.0)
-    assert look_at(cluster).running == ""
+    assert not look_at(cluster).runs
     written.state("running", "training")
     view = look_at(cluster)
-    assert view.running == written.paths.root.name
+    assert {*view.runs.values()} == {written.paths.root.name}
     assert view.memory == {"127.0.0.2": 0.5, "127.0.0.3": 1.5, "127.0.0.4": 2.5}
     written.end()
     assert look_at(cluster).memory == {}

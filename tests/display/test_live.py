@@ -22,7 +22,7 @@ RUN = Path("/runs/r1")
 class Watched:
     """What goes on as the test says."""
 
-    name, tick_s = "run r1", 0.02
+    name, tick_s, keeps_buttons = "run r1", 0.02, False
 
     def __init__(self) -> None:
         self.words, self.png = "queued", b""

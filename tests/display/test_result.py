@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from workbench.client.result import RunResult
-from workbench.display.cluster import cluster_grid
+from workbench.display.cluster import ClusterView, cluster_doc
+from workbench.display.kit.doc import to_html, to_text
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import HostSlots, RunFault
 from workbench.rundir.state import RunState
@@ -120,8 +121,17 @@ def test_a_cluster_shows_its_pods() -> None:
         ),
         Pod(name="pod-1", phase=Phase.FAILED, message="<script>died</script>"),
     ]
-    grid = cluster_grid("ready", "2 of 2 pods are up", pods, {"127.0.0.2": 0.5})
-    text, page = str(grid), grid._repr_html_()
+    view = ClusterView(
+        phase="ready",
+        message="2 of 2 pods are up",
+        path="/runs/c1",
+        count=2,
+        pods=pods,
+        memory={"127.0.0.2": 0.5},
+        load={"127.0.0.2": 0.97},
+        runs={"127.0.0.2": "baseline"},
+    )
+    text, page = to_text(cluster_doc(view)), to_html(cluster_doc(view))
     for word in (
         "Cluster ready: 2 of 2 pods are up",
         "pod-0",
@@ -129,6 +139,8 @@ def test_a_cluster_shows_its_pods() -> None:
         "Running",
         "2.13.0",
         "0.50 GiB",
+        "97.0 %",
+        "baseline",
         "Failed",
     ):
         assert word in text

@@ -428,7 +428,7 @@ def test_a_cluster(phase: str) -> None:
         count=2,
         pods=pods,
         memory={"127.0.0.2": 0.512},
-        running="20261121-zero1",
+        runs={"127.0.0.2": "20261121-zero1"},
     )
     text, page = folded(to_text(cluster_doc(view))), Seen(to_html(cluster_doc(view)))
     for fact in (
@@ -447,4 +447,4 @@ def test_a_cluster(phase: str) -> None:
         assert fact in text
         assert fact in page.text
     assert "img" not in page.tags
-    assert re.search(r"pod-0 127\.0\.0\.2:2222 2", text)
+    assert re.search(r"pod-0 Running 127\.0\.0\.2:2222 2", text)

@@ -123,9 +123,11 @@ def test_a_stopped_rank_needs_no_patience_and_a_shorter_one_can_be_asked_for() -
 
 def test_ranks_that_do_not_start_are_told_and_ranks_that_have_ended_are_not() -> None:
     story = Story(phase="waiting")
-    story.passes(31)
+    story.passes(59)
+    assert story.stall() is None, "a start of a minute is no silence"
+    story.passes(2)
     stall = story.stall()
-    assert stall is not None and stall.what == "no rank has started for 31 s"
+    assert stall is not None and stall.what == "no rank has started for 61 s"
     story.phase = "exited"
     assert story.stall() is None
 

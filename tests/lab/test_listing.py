@@ -382,3 +382,22 @@ def test_a_run_that_is_lost_or_over_is_not_stopped_in_silence(
     written.keeper(alive=False)
     with pytest.raises(RunError, match=sentence("run {} has ended with the state")):
         listing.stop(name_of(written))
+
+
+def test_a_run_that_has_ended_is_deleted_and_says_what_that_freed(
+    written: WrittenRun, listing: Listing
+) -> None:
+    (row,) = listing.look("", 50)["runs"]
+    assert row["disk"] == "" and row["when"], "a live run still grows"
+    with pytest.raises(RunError, match="Only an ended run can be deleted"):
+        listing.delete(row["path"])
+    written.end()
+    written.paths.model.mkdir()
+    (written.paths.model / "model.safetensors").write_bytes(bytes(3 << 20))
+    written.keeper("closed", alive=False)
+    (row,) = listing.look("", 50)["runs"]
+    assert row["disk"].startswith("3.0 MiB")
+    assert listing.delete(row["path"])["message"] == "the run is deleted, 3.0 MiB are free"
+    assert listing.look("", 50)["runs"] == []
+    with pytest.raises(RunError):
+        listing.delete("../elsewhere")

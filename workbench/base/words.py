@@ -114,6 +114,21 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if is_long else f"{value:.4g}"
 
 
+def rate(value: float | None) -> str:
+    """Write a learning rate with three significant digits and a power of ten.
+
+    Example:
+        >>> rate(0.000365), rate(4.444e-06), rate(0.001), rate(2), rate(0)
+        ('3.65e-4', '4.44e-6', '1e-3', '2e0', '0')
+    """
+    if value is None:
+        return UNKNOWN
+    if not value:
+        return "0"
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
 def percent(share: float | None) -> str:
     """Write a share of 1 as a percentage.
 

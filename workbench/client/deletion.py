@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, Unreadable
+from workbench.base.files import records
 from workbench.base.files.folders import remove_empty, remove_file, remove_folder
 from workbench.rundir.catalog.store import RunRecord
 from workbench.rundir.figures.metrics import less_is_better
@@ -13,7 +14,18 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.status import cluster_status, id_of, state_of
 
-__all__ = ["all_but_best", "delete_run"]
+__all__ = ["all_but_best", "bytes_of_run", "delete_run"]
+
+
+def bytes_of_run(root: Path) -> int:
+    """Return the bytes of the files in a run directory. 0: it cannot be read.
+
+    Files behind links count nothing: a deletion removes the link alone.
+    """
+    try:
+        return sum(records.size_of(path) for path in records.files_below(root))
+    except OSError:
+        return 0
 
 
 def delete_run(paths: RunPaths) -> list[str]:

@@ -12,20 +12,23 @@ from workbench.base.display_protocol import Draw
 from workbench.base.files import read_json, records
 from workbench.base.json_values import as_int
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, gib, moment, pluralize
+from workbench.base.words import UNKNOWN, gib, moment, percent, pluralize
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import keep_from_idling
 from workbench.display.kit.doc import Doc, Note, Table, to_bundle
+from workbench.display.kit.equal import without_equal
 from workbench.display.kit.line import ProgressLine, Screen
 from workbench.display.kit.live import Watched, show_live
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.pods.pod import Phase, Pod
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus, cluster_status, no_keeper, silence_of
 from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
 
+_LIFTED = ("slots", "run")
 _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 _TICK_S = 1.0
 _WORD_S = 60.0  # seconds between requests to the keeper; fewer with a short idle timeout
@@ -46,9 +49,11 @@ class ClusterView:
     pods: Sequence[Pod] = ()
     """The pods at the last look; empty before their start."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Memory in use by the run in progress, GiB, by address."""
-    running: str = ""
-    """Id of the run in progress."""
+    """Memory in use by the runs in progress, GiB, by address."""
+    load: Mapping[str, float] = field(default_factory=dict)
+    """Load of the pods' GPUs, 0 to 1, by address."""
+    runs: Mapping[str, str] = field(default_factory=dict)
+    """Name or id of the run in progress, by address."""
     idle_end: str = ""
     """Time of day of the automatic shutdown; empty if none is scheduled."""
     pods_end: str = ""
@@ -58,15 +63,13 @@ class ClusterView:
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
     """Return how a cluster is, without asking its keeper."""
     if no_keeper(RunPaths(cluster.path)):
-        (only,) = cluster.runs
         return ClusterView(
             phase=cluster.phase,
             message=cluster.message,
             path=str(cluster.path),
             count=cluster.spec.count,
-            running="" if only.state.is_terminal else only.id,
         )
-    run = _run_in_progress(cluster.path, {} if views is None else views)
+    runs = _runs_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
     config = read_json(ClusterPaths(cluster.path).config)
     # An object whose `start` was never called has no files yet.
@@ -88,9 +91,16 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     is_over = status.phase in ("closed", "failed", "lost")
     # Memory is known only while a run reports samples.
     memory = {}
-    for address, host in run.memory.items() if run else ():
-        if host.gib.last:
-            memory[address] = host.gib.last
+    load = {}
+    on_pod: dict[str, str] = {}
+    for run in runs:
+        name = read_label(run.paths).name or run.id
+        on_pod |= {host.address: name for host in run.hosts}
+        for address, host in run.memory.items():
+            if host.gib.last:
+                memory[address] = host.gib.last
+            if host.gpu_percent is not None:
+                load[address] = host.gpu_percent / 100
     return ClusterView(
         phase=status.phase,
         message="; ".join(text for text in messages if text),
@@ -100,7 +110,8 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
         count=count,
         pods=status.pods or _arriving(status, count),
         memory=memory,
-        running=run.id if run else "",
+        load=load,
+        runs=on_pod,
     )
 
 
@@ -126,7 +137,8 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
     return [here.get(name) or Pod(name=name) for name in names]
 
 
-def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
+def _runs_in_progress(path: Path, views: dict[Path, RunView]) -> list[RunView]:
+    runs = []
     for folder in records.try_folders(path / "runs"):
         if not (folder / "run.json").is_file() or (folder / "result.json").exists():
             continue
@@ -135,17 +147,21 @@ def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
         view = views[folder]
         view.refresh()
         if view.state in (RunState.STARTING, RunState.RUNNING):
-            return view
-    return None
+            runs.append(view)
+    return runs
 
 
 def cluster_doc(view: ClusterView) -> Doc:
-    grid = cluster_grid(view.phase, view.message, view.pods, view.memory)
+    grid = cluster_grid(view)
+    grid, versions = without_equal(grid, _SHOWN_VERSIONS, least=1)
+    grid, same = without_equal(grid, _LIFTED)
     lines = []
+    if same:
+        lines.append(f"On every pod: {', '.join(same)}")
+    if versions:
+        lines.append(f"Versions: {', '.join(versions)}")
     if view.phase == "starting" and not view.pods:
         lines.append(f"{view.count} pods were asked for; none has come yet")
-    if view.running:
-        lines.append(f"Run in progress: {view.running}")
     if view.idle_end:
         lines.append(
             f"Pods shut down at {view.idle_end} if idle. "
@@ -158,38 +174,35 @@ def cluster_doc(view: ClusterView) -> Doc:
     return Doc(blocks=[Table(grid), *(Note(line) for line in lines)])
 
 
-def cluster_grid(
-    phase: str,
-    message: str,
-    pods: Sequence[Pod],
-    memory_gib: Mapping[str, float] | None = None,
-) -> Grid:
+def cluster_grid(view: ClusterView) -> Grid:
+    """Return a row per pod; the phase, its verdict, stays in sight."""
+    phase = view.phase
+    pods = view.pods
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []
-    memory = ["memory in use"] if memory_gib else []
+    in_use = {
+        "memory in use": {address: gib(used) for address, used in view.memory.items()},
+        "GPU load": {address: percent(load) for address, load in view.load.items()},
+        "run": view.runs,
+    }
+    in_use = {title: values for title, values in in_use.items() if values}
     rows = []
     for pod in pods:
         # The keeper's last look no longer holds for a closed cluster.
         is_stopped = phase == "closed" and not pod.phase.is_terminal
-        row = [
-            pod.name,
-            _where(pod),
-            str(pod.slots),
-            "stopped" if is_stopped else str(pod.phase),
-        ]
+        row = [pod.name, "stopped" if is_stopped else str(pod.phase), _where(pod), str(pod.slots)]
+        row += [values.get(pod.address, UNKNOWN) for values in in_use.values()]
         row += [pod.versions.get(name, "") for name in shown]
-        if memory_gib:
-            used_gib = memory_gib.get(pod.address)
-            row.append(gib(used_gib) if used_gib else UNKNOWN)
         if notes:
             row.append(pod.message)
         rows.append(row)
     return Grid(
-        columns=("pod", "address", "slots", "phase", *shown, *memory, *notes),
+        columns=("pod", "phase", "address", "slots", *in_use, *shown, *notes),
         rows=rows,
-        right={"slots", *memory},
-        whole={"pod", "phase"},
-        caption=f"Cluster {phase}: {message}" if message else f"Cluster {phase}",
+        right={"slots", "memory in use", "GPU load"},
+        whole={"pod", "phase", "address"},
+        caption=f"Cluster {phase}: {view.message}" if view.message else f"Cluster {phase}",
+        stay=("pod", "phase"),
     )
 
 

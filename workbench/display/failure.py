@@ -19,6 +19,7 @@ from workbench.base.errors import RunFailed, WorkbenchError
 from workbench.base.words import printable, strip_controls
 from workbench.client.result import RunResult
 from workbench.display.kit.doc import Doc, Raw
+from workbench.display.kit.live import is_on_show
 from workbench.display.kit.logs import clean
 from workbench.display.kit.templates import macro
 from workbench.finetune.advice.rules import Advice, advise
@@ -81,6 +82,9 @@ class FaultCard(Displayable):
         left_out = len(lines) - _SHOWN_LINES
         if left_out > 0:
             lines = [f"… {left_out} lines before", *lines[-_SHOWN_LINES:]]
+        # The card has the exception above.
+        if lines[-1].strip() == self.error:
+            lines.pop()
         return "\n".join(lines).strip("\n")
 
     @property
@@ -138,6 +142,10 @@ def _words(error: WorkbenchError) -> str:
     if isinstance(error, RunFailed):
         result = error.result
         if isinstance(result, RunResult) and result.error is not None:
+            if is_on_show(result.path):
+                where = card_of(result).where
+                logs = result.path / "logs"
+                return f"the run failed: {where}. The panel has the error.\nIts logs are in {logs}"
             fault = fault_text(card_of(result), brief=True)
             return f"the run failed. {fault}\nIts logs are in {result.path / 'logs'}"
     return _UNKNOWN.sub(_with_nearest, str(error))

@@ -24,7 +24,6 @@ from workbench.display.benchmark import live, report, table
 from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster
 from workbench.display.failure import FaultCard, error_lines, fault_doc
 from workbench.display.kit.doc import Code, Doc, Fold, to_bundle, to_html, to_markdown, to_text
-from workbench.display.kit.line import follow_run
 from workbench.display.kit.live import show_doc
 from workbench.display.kit.templates import html_table
 from workbench.display.records import (
@@ -114,6 +113,9 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     },
     display_protocol.as_error: {WorkbenchError: error_lines},
     display_protocol.as_markdown: {ModelCard: lambda it: to_markdown(export.model_card_doc(it))},
+    display_protocol.as_bundle: {
+        RunResult: lambda it: to_bundle(result.shown_result_doc(it)),
+    },
     as_grid: {
         History: history.history_grid,
         Predictions: answers.predictions_grid,
@@ -137,7 +139,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     display_protocol.follow: {
         Benchmark: _follow_benchmark,
         Cluster: follow_start,
-        Run: follow_run,
+        Run: panel.wait_for_run,
     },
 }
 

@@ -51,6 +51,7 @@ def routes(base_url: str, root: str) -> list[_Route]:
         "again": AgainHandler,
         "label": LabelHandler,
         "stop": StopHandler,
+        "delete": DeleteHandler,
         "stop-cluster": StopClusterHandler,
         "tensorboard": BoardsHandler,
         "(card|report)": DownloadHandler,
@@ -160,6 +161,15 @@ class StopHandler(_Handler):
         body = self.body()
         run = str(body.get("run"))
         await self.answer(_ACTOR, lambda listing: listing.stop(run))
+
+
+class DeleteHandler(_Handler):
+    @web.authenticated
+    async def post(self) -> None:
+        """Delete the directory of the ended run at `run`."""
+        body = self.body()
+        run = str(body.get("run"))
+        await self.answer(_ACTOR, lambda listing: listing.delete(run))
 
 
 class StopClusterHandler(_Handler):

@@ -22,9 +22,10 @@ from workbench.base.display_protocol import as_page
 from workbench.base.errors import RunError
 from workbench.base.files import records
 from workbench.base.files.gate import open_within
-from workbench.base.words import gib, pluralize, strip_controls
+from workbench.base.words import gib, pluralize, size, strip_controls
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.cluster import Cluster
+from workbench.client.deletion import bytes_of_run, delete_run
 from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
 from workbench.client.tables.comparison import compare_views
@@ -71,6 +72,7 @@ class Listing:
         self.root = root.resolve()
         self.look_s = _LOOK_S
         self._ended: dict[Path, tuple[str, Row]] = {}
+        self._sizes: dict[Path, tuple[str, str]] = {}
         self._views: dict[Path, tuple[RunView, Drawings]] = {}
 
     def look(self, folder: str, limit: int, find: str = "") -> Row:
@@ -110,7 +112,7 @@ class Listing:
         shown = []
         for row in found[:limit]:
             so_far = self._so_far(row) if row["live"] else {}
-            sent = {**row, **so_far}
+            sent = {**row, **so_far, "disk": self._disk(row) if goes_on() else ""}
             del sent[WORDS]
             shown.append(sent)
         live = [row for row in runs if row["live"]]
@@ -138,6 +140,7 @@ class Listing:
             "state": view.state,
             "live": not view.state.is_terminal,
             "board": has_board(run),
+            "disk": self._disk({"live": not view.state.is_terminal, "path": self._name(run.root)}),
             "over": view.is_over,
             "html": html,
             "took_s": time.thread_time() - began,
@@ -225,6 +228,13 @@ class Listing:
                     "the name is not UTF-8; rename the file"
                 ) from error
         return _zip(folder, files)
+
+    def delete(self, name: str) -> Row:
+        """Delete the directory of a run that has ended, and return what that freed."""
+        run = self.run(name)
+        freed = size(bytes_of_run(run.root))
+        notes = delete_run(run)
+        return {"message": "; ".join([f"the run is deleted, {freed} are free", *notes])}
 
     def stop(self, name: str) -> Row:
         """Ask a run's keeper to end the run within two steps."""
@@ -321,13 +331,25 @@ class Listing:
         # The message of a running job is in the bar already.
         message = facts.hint
         if not message and view.state is not RunState.RUNNING:
-            message = facts.message
+            message = facts.how
         return {
             "message": message,
             "share": share,
             "bar": facts.bar,
             "memory": memory,
         }
+
+    def _disk(self, row: Row) -> str:
+        """Return the size of an ended run's directory; empty for a live run."""
+        if row["live"]:
+            return ""
+        root = self._place(row["path"])
+        stamp = stamp_of(RunPaths(root))
+        seen, disk = self._sizes.get(root, ("", ""))
+        if not disk or seen != stamp:
+            disk = size(bytes_of_run(root))
+            self._sizes[root] = (stamp, disk)
+        return disk
 
     def _view(self, path: Path) -> tuple[RunView, Drawings]:
         kept = self._views.pop(path, None)

@@ -46,6 +46,7 @@ def run_row(record: RunRecord) -> Row:
     if peak is not None:
         memory = f"peak {gib(peak)}"
     tags = [strip_controls(tag) for tag in record.tags]
+    submitted_s = record.submitted_s
     row: Row = {
         "id": strip_controls(record.id),
         "name": strip_controls(record.name),
@@ -59,7 +60,8 @@ def run_row(record: RunRecord) -> Row:
         "state": record.state,
         "live": record.is_live,
         "message": strip_controls(record.message),
-        "submitted_s": record.submitted_s or 0.0,
+        "submitted_s": submitted_s or 0.0,
+        "when": moment(submitted_s, "%d %b %H:%M") if submitted_s else "",
         "share": None,
         "bar": " · ".join(_came_to(record)),
         "memory": memory,

@@ -296,7 +296,7 @@ class RunTotals:
             loss=step.number("loss"),
             eval_loss=self.eval_loss,
             samples_per_s=self.samples_per_s,
-            eta_s=None if state.is_terminal else self._eta_s(),
+            eta_s=None if self._is_ending(state) else self._eta_s(),
             slow_rank=self.book.slow_rank,
         )
 
@@ -341,6 +341,9 @@ class RunTotals:
             facts["devices"] = len(self._devices)
         facts["sent_bytes_per_step"] = self._sent_bytes_per_step()
         return {name: value for name, value in facts.items() if value is not None}
+
+    def _is_ending(self, state: RunState) -> bool:
+        return state.is_terminal or self.stopped_step is not None
 
     def _eta_s(self) -> float | None:
         first = self._first_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,14 @@ from workbench.base.words import UNKNOWN, middle_cut, strip_controls
 from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.client.tables.run_rows import columns, differing, flat_options, rows_of
+from workbench.client.tables.run_rows import (
+    columns,
+    different_options,
+    differing,
+    flat_options,
+    jobs_of,
+    rows_of,
+)
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.label import read_label
@@ -31,6 +39,10 @@ from workbench.rundir.view import RunView
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_BY_DEFAULT = re.compile(r"\d{8}-\d{6}-.*-[0-9a-f]{4}")  # name of a run directory
+_NAMING = 3  # options in a name
+_WORDS_ALONE = ("technique", "model", "method", "peft", "precision")
+_SHORT = {"learning_rate": "lr", "per_device_train_batch_size": "batch"}
 _LONGEST = 60  # letters of an option's value
 _BEFORE_METRICS = ("steps", "train_loss", "first_eval_loss", "eval_loss", "eval_step")
 _BEHIND_METRICS = ("train_samples_per_s", "peak_memory_gib", "duration_s")
@@ -232,8 +244,7 @@ def compare_views(views: Sequence[RunView], *, names: Sequence[str] = ()) -> Run
     records = [record_of(view.paths, keepers) for view in views]
     named = tuple(names)
     if not named:
-        given = [record.name for record in records]
-        named = tuple(_distinct([record.path for record in records], given))
+        named = tuple(_distinct([record.path for record in records], _names(records)))
     if len(set(named)) < len(named):
         raise ConfigError(
             f"two of the names are the same: {', '.join(map(str, named))}; give names of their own"
@@ -278,6 +289,29 @@ def _paths(runs: Iterable[AnyRun]) -> list[Path]:
         else:
             paths.append(run.path)
     return paths
+
+
+def _names(records: Sequence[RunRecord]) -> list[str]:
+    """Return the runs' own names; a run without a name and folder has its different options.
+
+    Empty: neither names the run.
+    """
+    options = different_options(jobs_of(records), ("kind", "env"))
+    written = []
+    for place, record in enumerate(records):
+        words = []
+        for option, values in list(options.items())[:_NAMING]:
+            value = values[place]
+            is_word = option in _WORDS_ALONE
+            words.append(str(value) if is_word else f"{_SHORT.get(option, option)} {value}")
+        written.append(record.name or ", ".join(words))
+    # Options that do not tell the runs apart are no names.
+    if len({*written}) < len(written):
+        return [record.name for record in records]
+    return [
+        name if record.name or _BY_DEFAULT.fullmatch(record.path.name) else ""
+        for name, record in zip(written, records, strict=True)
+    ]
 
 
 def _distinct(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:

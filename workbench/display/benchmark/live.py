@@ -17,7 +17,7 @@ from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.display.benchmark.columns import MARKS, TONES, label_of, why_of
-from workbench.display.kit.doc import Doc, Note, Table, to_bundle, to_text
+from workbench.display.kit.doc import Doc, Fold, Note, Table, to_bundle, to_text
 from workbench.display.kit.line import Screen, cut, text_bar
 from workbench.rundir.totals import Progress
 
@@ -127,7 +127,10 @@ def live_doc(lines: Sequence[LiveLine], left_s: float | None = None) -> Doc:
     grid = Grid(
         columns=columns, rows=rows, right={"#", *titles}, whole=columns, stay=who, under=whys
     )
-    return Doc(blocks=[Note(summary_of(lines, left_s), "plain"), Table(grid)], full=True)
+    # The table of the results follows a benchmark that has ended.
+    ended = all(line.outcome.is_terminal for line in lines)
+    table = Fold("how every row ran", [Table(grid)]) if ended else Table(grid)
+    return Doc(blocks=[Note(summary_of(lines, left_s), "plain"), table], full=True)
 
 
 def _line(

@@ -99,10 +99,12 @@ class Form:
             self.preview = preview_of(composition)
             return self.preview
 
-    def renew(self) -> None:
-        """Work out the preview of the present choices again."""
+    def renew(self, counted: Composition, unknown: str = "") -> None:
+        """Work out the preview again after a count; `unknown`: why the memory is not known."""
         with self._choosing:
-            self.preview = preview_of(self.composition)
+            # Newer choices are counted next.
+            why = unknown if counted == self.composition else ""
+            self.preview = preview_of(self.composition, why)
 
     def look_at_data(self) -> RowPreview:
         """Read the dataset as the model will; takes some seconds."""
@@ -315,8 +317,8 @@ class _FormView:
             counted = None
             while counted != self._form.composition and not self._form.preview.is_counted:
                 counted = self._form.composition
-                count_memory(counted)
-                self._form.renew()
+                unknown = count_memory(counted)
+                self._form.renew(counted, unknown)
         finally:
             self._counting.release()
         self._draw()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv
 
-logger = logging.getLogger(__name__)
 _COMMAND_NOTE = (
     "CLUSTER and RUN stand for what is made at the start, 29500 for a port that is free then; "
     "cluster.command(job) gives the line to the letter."
@@ -60,8 +58,11 @@ class Preview:
     """Whether `memory` is final; else `count_memory` computes the prediction in some seconds."""
 
 
-def preview_of(composition: Composition) -> Preview:
-    """Return the preview of a composition; for a refused composition, only the problems."""
+def preview_of(composition: Composition, unknown: str = "") -> Preview:
+    """Return the preview of a composition; for a refused composition, only the problems.
+
+    `unknown`: why a count of the memory failed.
+    """
     if problems := find_problems(composition):
         return Preview(problems=problems)
     job = composition.make_job()
@@ -69,6 +70,8 @@ def preview_of(composition: Composition) -> Preview:
     without = Page(note=f"Technique {job.technique} runs without DeepSpeed.")
     pods = _pods(composition)
     memory, is_short = _memory_text(composition)
+    if not memory and unknown:
+        memory = f"Memory is not predicted: {unknown}"
     return Preview(
         problems={},
         cell=_python_cell(composition),
@@ -85,12 +88,18 @@ def preview_of(composition: Composition) -> Preview:
     )
 
 
-def count_memory(composition: Composition) -> None:
-    """Compute and cache the memory of a composition, which takes some seconds. Never raises."""
+def count_memory(composition: Composition) -> str:
+    """Compute and cache the memory of a composition, which takes some seconds.
+
+    Return why the memory is unknown. Empty: it is known.
+    """
     try:
-        predict(composition.make_job(), pods=composition.value("count"), gpus=composition.pods.gpus)
+        row = predict(
+            composition.make_job(), pods=composition.value("count"), gpus=composition.pods.gpus
+        )
     except (WorkbenchError, OSError) as error:
-        logger.info("the memory is unknown: %s", error)
+        return str(error)
+    return "" if row else "the model cannot be traced on this machine"
 
 
 def _batch_text(composition: Composition) -> str:

@@ -51,6 +51,11 @@ class Watched(Protocol):
         """Read new data and return the document; `at_once` skips all waits."""
         ...
 
+    @property
+    def keeps_buttons(self) -> bool:
+        """Whether buttons stay at the end."""
+        return False
+
     def still(self) -> bytes | None:
         """Draw the plot as PNG for front ends without SVG.
 
@@ -134,12 +139,12 @@ class Picture:
     def show(self, *, clicks: bool, keep_bar: bool = False, reserved: bool = False) -> None:
         """Display the picture in the cell or at a `reserved` place, with buttons if `clicks`."""
         with self._lock:
-            if clicks and (keep_bar or self.watched.clickable):
+            doc = self.watched.look(at_once=True)
+            self._keeps_bar = self._keeps_bar or keep_bar
+            if clicks and self._needs_bar(keep_bar):
                 self._has_bar = True
-                self._keeps_bar = self._keeps_bar or keep_bar
                 buttons = self.watched.bar().bundle(self.id, self.answer)
                 self._buttons.begin("bar", buttons, reserved=reserved)
-            doc = self.watched.look(at_once=True)
             image = self._draw_still()
             what = (doc, self.watched.over)
             self._main.begin(what, self._bundle(doc), reserved=reserved)
@@ -179,11 +184,12 @@ class Picture:
             image, _ = self._still
             if image is not None:
                 self._image.show(image, lambda: self._image_bundle(image), keep=keep)
-            if self._has_bar and not self._needs_bar():
+            if self._has_bar and not self._needs_bar(self.watched.bar().in_use):
                 self._buttons.show("", lambda: NOTHING, keep=keep)
 
-    def _needs_bar(self) -> bool:
-        return self._keeps_bar or self.watched.clickable or self.watched.bar().in_use
+    def _needs_bar(self, is_wanted: bool) -> bool:
+        watched = self.watched
+        return is_wanted or self._keeps_bar or watched.clickable or watched.keeps_buttons
 
     def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Carry out a page's request: `redraw` after a reload, or a fold of the user."""
@@ -231,6 +237,13 @@ class Picture:
 
 
 _PICTURES: dict[object, Picture] = {}
+_SHOWN: set[object] = set()
+"""Records with a picture in a cell, whether they are still redrawn or not."""
+
+
+def is_on_show(what: object) -> bool:
+    """Return whether a notebook has the picture of a record."""
+    return what in _SHOWN
 
 
 def reserve() -> str:
@@ -270,6 +283,7 @@ def show_live(
         if place and shown.id == place and other != what:
             del _PICTURES[other]
             shown.close()
+    _SHOWN.add(what)
     picture = _PICTURES.get(what)
     if picture is None or picture.watched.over:
         picture = Picture(make(), place)

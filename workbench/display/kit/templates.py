@@ -9,6 +9,7 @@ present.
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -52,6 +53,14 @@ _STAYING = (
     "; position: sticky; left: {left}px; z-index: 1; box-sizing: border-box; width: {width}px; "
     "min-width: {width}px; max-width: {width}px; "
     "background: var(--wb-page, var(--jp-layout-color0, var(--vscode-editor-background, Canvas)))"
+)
+_SPECIAL = re.compile(
+    r"</?s>|<(?:pad|unk|mask|bos|eos|extra_id_\d+|(?:start|end)_of_turn)>|<\|[\w-]+\|>"
+    r"|\[(?:PAD|SEP|CLS|MASK|/?INST)\]"
+)
+_CHIP = Markup(
+    '<span style="background: #757575; color: #fff; border-radius: 3px; padding: 0 3px; '
+    'font-size: 85%">{}</span>'
 )
 _PROSE = 30  # letters of a cell
 _WORD = 40  # letters of a word
@@ -101,6 +110,7 @@ def _environment() -> Environment:
     )
     environment.filters["plain"] = lambda text: escape(strip_controls(text))
     environment.filters["middle_cut"] = lambda text: escape(middle_cut(strip_controls(text)))
+    environment.filters["tokens"] = _tokens
     environment.filters["lines"] = _kept_lines
     environment.filters["key"] = _key
     environment.filters["source"] = _source
@@ -120,6 +130,17 @@ def _kept_lines(text: str) -> Markup:
         indent = len(line) - len(line.lstrip(" "))
         lines.append(" " * indent + strip_controls(line))
     return escape("\n".join(lines))
+
+
+def _tokens(text: str) -> Markup:
+    """Draw the special tokens of a tokenizer as grey chips, so that text and tokens differ."""
+    pieces = []
+    reached = 0
+    plain = strip_controls(text)
+    for token in _SPECIAL.finditer(plain):
+        pieces += [escape(plain[reached : token.start()]), _CHIP.format(token[0])]
+        reached = token.end()
+    return Markup("").join([*pieces, escape(plain[reached:])])
 
 
 def _key(value: Key) -> str:

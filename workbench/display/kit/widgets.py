@@ -81,6 +81,8 @@ class Button:
     sure: str = ""
     """Question before the action, confirmed by a second click within seconds. Empty: none."""
     disabled: bool = False
+    cell: str = ""
+    """Code that the page puts into a cell below. Empty: the button is a request to the kernel."""
     urgent: bool = False
     """Whether the button is highlighted for the user."""
 

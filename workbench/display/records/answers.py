@@ -48,7 +48,7 @@ def predictions_doc(predictions: Predictions) -> Doc:
 
 def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
     """Return the tables of answers: shares by model where there are several, then the rows."""
-    if len(answers.names) == 1:
+    if len(answers.names) == 1 or not _judged(answers):
         return [_rows(answers, limit)]
     return [_shares(answers), _rows(answers, limit)]
 
@@ -93,33 +93,37 @@ def _shares(answers: Answers) -> Grid:
         columns=("model", *titles),
         rows=rows,
         right=titles,
-        caption=f"{count(len(answers))} rows answered",
+        caption=f"{pluralize(len(answers), 'row')} answered",
     )
 
 
 def _judged(answers: Answers) -> Sequence[str]:
-    """Return the attributes of the matches to show: `exact_match`, and others if judged."""
+    """Return the attributes of the matches that could be judged. Empty: nothing was expected."""
     judged = []
     for *_, name in _MATCHES:
-        if name == "exact_match" or any(getattr(each, name) is not None for each in answers.models):
+        if any(getattr(each, name) is not None for each in answers.models):
             judged.append(name)
     return judged
 
 
 def _rows(answers: Answers, limit: int) -> Grid:
-    judged = _judged(answers) if len(answers.names) == 1 else []
-    columns = [title for title, _, name in _MATCHES if name in judged]
-    columns += ["question", "expected"]
+    judged = _judged(answers)
+    alone = len(answers.names) == 1
+    verdicts = judged if alone else []
+    columns = [title for title, _, name in _MATCHES if name in verdicts]
+    columns.append("question")
     if judged:
-        columns += answers.names
-    else:
-        for name in answers.names:
-            columns += [name, "right"]
+        columns.append("expected")
+    for name in answers.names:
+        columns.append(name)
+        if judged and not alone:
+            columns.append("right")
     return Grid(
         columns=columns,
-        rows=[_row(row, judged) for row in answers.rows[:limit]],
+        rows=[_row(row, verdicts, is_judged=bool(judged)) for row in answers.rows[:limit]],
         whole=("exact", "logic", "result", "right"),
         caption=_caption(answers, limit),
+        stay=columns[: len(verdicts)] or ["question"],
     )
 
 
@@ -132,13 +136,18 @@ def _caption(answers: Answers, limit: int) -> str:
     return said + shown
 
 
-def _row(row: AnsweredRow, judged: Sequence[str]) -> Sequence[Cell]:
-    """Return the cells of a row; `judged` is empty where several models answered."""
+def _row(row: AnsweredRow, verdicts: Sequence[str], *, is_judged: bool) -> Sequence[Cell]:
+    """Return the cells of a row; `verdicts` is empty where several models answered.
+
+    `is_judged`: whether an answer was expected in any row.
+    """
     alone = len(row.answers) == 1
     first = row.answers[0]
-    cells: list[Cell] = [_mark(getattr(first, name)) for name in judged]
+    cells: list[Cell] = [_mark(getattr(first, name)) for name in verdicts]
     cells.append(row.source.removeprefix(TASK.prefix))
-    if alone and row.expected:
+    if not is_judged:
+        pass
+    elif alone and row.expected:
         marked, _ = _compared(row.expected, first.predicted)
         cells.append(marked)
     else:
@@ -154,7 +163,7 @@ def _row(row: AnsweredRow, judged: Sequence[str]) -> Sequence[Cell]:
             cells.append(marked)
         else:
             cells.append(_EMPTY)
-        if not alone:
+        if is_judged and not alone:
             cells.append(_best(answer))
     return cells
 

@@ -1,4 +1,4 @@
-"""TensorBoard below a cell: a line, and on request a frame, so no saved notebook loads a port."""
+"""TensorBoard below a cell: a line, and a frame in a widget, so no saved notebook loads a port."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ def board_html(board: Board) -> str:
 
 
 def show_board(board: Board) -> None:
-    """Display the line, with a button for the page if widgets are available."""
+    """Display the line and, if widgets are available, the page with a button to hide it."""
     show_bundle(as_bundle(board))
     if has_widgets():
         from IPython.display import display
 
-        display(frame_widget(board))  # type: ignore[no-untyped-call]
+        widget = frame_widget(board)
+        button, _ = widget.children
+        button.value = True
+        display(widget)  # type: ignore[no-untyped-call]
 
 
 def frame_widget(board: Board) -> Any:

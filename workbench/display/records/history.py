@@ -11,7 +11,17 @@ from pathlib import Path
 from markupsafe import Markup
 
 from workbench.base.table import Grid, Tone, Toned
-from workbench.base.words import UNKNOWN, count, moment, number, percent, pluralize, short_list
+from workbench.base.words import (
+    UNKNOWN,
+    count,
+    moment,
+    number,
+    percent,
+    pluralize,
+    short_list,
+    size,
+)
+from workbench.client.deletion import bytes_of_run
 from workbench.client.tables.comparison import ComparisonPlot, RunComparison
 from workbench.client.tables.history import History
 from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
@@ -164,7 +174,8 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     shown = history[:limit]
     rows = []
     for place, (row, record) in enumerate(zip(shown.rows(), shown.records, strict=True)):
-        names = {"#": place, "run": record.name or record.id}
+        disk = None if record.is_live else bytes_of_run(record.path)
+        names = {"#": place, "run": record.name or record.id, "disk": disk}
         rows.append({**row, **names, "folder": _near(record, history.folder)})
     metrics = [figure(each.key, each.title, each.write) for each in shown.metrics()]
     options = [_option(name, values) for name, values in shown.options().items()]
@@ -219,6 +230,10 @@ def _state(state: str) -> Toned:
     return Toned(f"● {state}", _TONES.get(state, "busy"))
 
 
+def _size(bytes_: int | None) -> str:
+    return UNKNOWN if bytes_ is None else size(bytes_)
+
+
 def _when(at_s: float | None) -> str:
     return moment(at_s, "%Y-%m-%d %H:%M")
 
@@ -242,6 +257,7 @@ _MORE = (
     FIGURES["pod_hours"],
     Format(name="user", title="user", above=True),
     FIGURES["steps"],
+    figure("disk", "on disk", _size),
     Format(name="model", title="model", cut=True, above=True),
 )
 """Columns behind the options that differ."""

@@ -26,6 +26,7 @@ _PARTS = (
 _NAMES = {"overhead": "runtime"}  # all names begin differently
 _GIB = 2**30
 _MIB = 2**20
+_JUDGED = ("", "technique", "fits")  # the recommendation, the row and its verdict
 _LINKS_GBIT = (1, 10)
 _TINY_GIB = 0.1  # if the largest part is smaller, all parts are in MiB
 _WIDEST = 1.6  # a bar beyond this times the limit is cut, so that fitting bars stay distinct
@@ -140,12 +141,13 @@ def _models() -> Grid:
 def _grid(table: PlanTable) -> Grid:
     unit, size = _unit(table)
     measured = _measured_titles(table)
+    limit = table.gpu_memory_gib or table.memory_gib
+    has = "" if limit is None else f" (| {limit:g} GiB)"
     first = [
-        "technique",
-        "",
+        *_JUDGED,
         *measured,
         "largest micro-batch",
-        f"memory of a {_place(table)}",
+        f"memory of a {_place(table)}{has}",
         f"needed {unit}",
     ]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
@@ -155,7 +157,8 @@ def _grid(table: PlanTable) -> Grid:
     for row in table.rows:
         memory = _memory(row)
         cells: list[Cell] = [
-            f"★ {row.technique}" if row is best else row.technique,
+            "★" if row is best else "",
+            row.technique,
             f"{_MARKS.get(row.fit, '')}{row.fit}",
             *(_measured_cells(row, size) if measured else ()),
             UNKNOWN if row.micro_batch is None else count(row.micro_batch),
@@ -171,6 +174,7 @@ def _grid(table: PlanTable) -> Grid:
         right=right & {*titles},
         whole=titles,
         caption=_verdict(table),
+        stay=_JUDGED,
     )
 
 

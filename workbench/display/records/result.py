@@ -6,6 +6,7 @@ Its FLOPS profile, the modules as a tree to fold or as text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from workbench.base.json_values import as_float as json_number
 from workbench.base.table import facts, text_table
@@ -17,6 +18,7 @@ from workbench.base.words import (
     number,
     percent,
     pluralize,
+    rate,
     scaled,
     short_list,
     size,
@@ -26,6 +28,7 @@ from workbench.client.result import RunResult
 from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.lengths import length_facts
+from workbench.display.kit.live import is_on_show
 from workbench.display.kit.outliers import MOST, between, split
 from workbench.display.kit.templates import render
 from workbench.finetune.notebook.result import FineTuneResult
@@ -36,6 +39,31 @@ from workbench.rundir.catalog.label import read_label
 from workbench.rundir.figures.metrics import columns_of
 from workbench.rundir.paths import RunPaths
 
+_IN_PANEL = (
+    "name",
+    "note",
+    "trained",
+    "hosts",
+    "optimizer steps",
+    "global batch size",
+    "not read",
+    "rows with an empty answer",
+    "tokens of the longest texts",
+    "cut ",
+    "evaluation rows that are training rows too",
+    "whole run",
+    "time to first step",
+    "samples/s",
+    "evaluation loss",
+    "perplexity",
+    "metrics",
+    "figures of the last step",
+    "exact match",
+    "peak memory",
+    "slow rank",
+    "run directory",
+)
+"""Beginnings of the titles of facts that the panel of an ended run states too."""
 _OPEN = 2  # levels that are open, and shown as text
 _DEEPEST = 20  # levels
 _MODULES = 600  # modules in a tree, so that a deep model's page stays below some 300 kB
@@ -45,6 +73,18 @@ def result_doc(result: RunResult) -> Doc:
     """State the facts of a run; for a failed run the card comes first, as in the run's panel."""
     card = list(fault_doc(card_of(result)).blocks) if result.error else []
     return Doc(blocks=[*card, facts_of_result(result)], state=result.state)
+
+
+def shown_result_doc(result: RunResult) -> Doc:
+    """State a result in a notebook. Beside the panel of the run, state what the panel lacks."""
+    if not is_on_show(result.path):
+        return result_doc(result)
+    table = facts_of_result(result)
+    rows = [row for row in table.grid.rows if not str(row[0]).startswith(_IN_PANEL)]
+    short = replace(table, grid=replace(table.grid, rows=rows))
+    what = "the error and the other facts" if result.error else "the other facts"
+    note = Note(f"The panel of the run has {what}. print(result) writes all facts.")
+    return Doc(blocks=[short, note], state=result.state)
 
 
 def facts_of_result(result: RunResult) -> Table:
@@ -61,7 +101,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("note", label.note),
         ("trained", result.trained),
         ("adapters", _adapters(result)),
-        ("peak learning rate", number(result.learning_rate)),
+        ("peak learning rate", rate(result.learning_rate)),
         ("hosts", _hosts(result)),
         ("launcher", result.launcher),
         ("optimizer steps", count(result.steps)),

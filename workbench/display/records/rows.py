@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.base.table import Grid, Marked, facts
-from workbench.base.words import count, percent, short_list, strip_controls
+from workbench.base.table import DONE, Bar, Cell, Grid, Marked, facts
+from workbench.base.words import count, percent, pluralize, short_list, strip_controls
 from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.finetune.options.model.models import toy_remark
 from workbench.finetune.plan.reading import RowPreview
 
 _BARS = 8  # approximate number of length ranges
 _NAMES = 20  # number of column names
-_WIDTH = 24  # letters of the longest bar
 
 
 def rows_doc(preview: RowPreview) -> Doc:
@@ -57,7 +56,7 @@ def _rows_shown(preview: RowPreview) -> str:
     if len(preview.rows) == preview.train_rows:
         return "All training rows"
     where = "all training rows" if preview.is_all else "the first rows of the hub"
-    return f"{count(len(preview.rows))} rows, spread over {where}"
+    return f"{pluralize(len(preview.rows), 'row')}, spread over {where}"
 
 
 def _histogram(preview: RowPreview) -> Grid:
@@ -68,6 +67,7 @@ def _histogram(preview: RowPreview) -> Grid:
     ranges = [range(first, first + step) for first in range(0, longest + 1, step)]
     bars_read = _bars(_rows_in(ranges, read))
     bars_learned = _bars(_rows_in(ranges, learned))
+    looked_at = pluralize(len(preview.lengths), "training row")
     rows = []
     for place, part in enumerate(ranges):
         tokens = f"{part[0]}–{part[-1]}"
@@ -77,7 +77,7 @@ def _histogram(preview: RowPreview) -> Grid:
         rows=rows,
         right={"rows", "rows "},
         whole={"tokens", "read", "learned"},
-        caption=f"Lengths of {count(len(preview.lengths))} training rows, before anything is cut",
+        caption=f"Lengths of {looked_at}, before anything is cut",
     )
 
 
@@ -85,13 +85,13 @@ def _rows_in(ranges: Sequence[range], lengths: Sequence[int]) -> list[int]:
     return [sum(length in part for length in lengths) for part in ranges]
 
 
-def _bars(rows: Sequence[int]) -> list[tuple[str, str]]:
-    """Return the bar and the number of rows of each range. Even one row has a letter."""
+def _bars(rows: Sequence[int]) -> list[tuple[Cell, str]]:
+    """Return the bar and the number of rows of each range."""
     most = max([*rows, 1])
-    bars = []
+    bars: list[tuple[Cell, str]] = []
     for number in rows:
-        letters = math.ceil(_WIDTH * number / most)
-        bars.append(("█" * letters, count(number)))
+        bar = Bar(((DONE, number / most),), words=pluralize(number, "row")) if number else ""
+        bars.append((bar, count(number)))
     return bars
 
 

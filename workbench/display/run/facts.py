@@ -24,6 +24,7 @@ from workbench.display.kit.downloads import run_links
 from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.outliers import between, split
 from workbench.display.kit.plots.runs import plot_title
+from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.checkpoints import model_folder, shared_run
 from workbench.rundir.events import EventKind
@@ -48,6 +49,8 @@ TIPS: Mapping[str, str] = {
     "GPUs busy": "Mean share of the time in which the GPUs computed, by their driver",
 }
 """Explanations of figures in the panel, by title."""
+OFFERS = ("Continue", "Ask", "Export")
+"""Names of what can be done with an ended run."""
 _OPEN = 2  # plots of a job's own metrics
 
 
@@ -65,7 +68,8 @@ class RunFacts:
         self.name = strip_controls(label.name)
         self.note = strip_controls(label.note)
         self.state = view.state
-        self.message = strip_controls(view.message)
+        self.how = strip_controls(_clauses(view)[0])
+        """The message; after the end its first clause, and the receipt has the others."""
         self.hint = strip_controls(view.hint)
         """A passing remark: silence of a pod, no step for a while; empty where all is well."""
         self.head = _head(view)
@@ -81,6 +85,8 @@ class RunFacts:
         self.receipt = _receipt(view, alone=alone) if ended else []
         """How a user ended the run, and what is left after the end, a line per fact; empty before
         the end."""
+        self.offers = _offers(view) if ended and not alone else {}
+        """What can be done with an ended run: a line of code, and the code of a cell, by name."""
         self.links = run_links(view.paths) if ended and not alone else []
         """Links to card and model after the end, if a Jupyter server has the files."""
         self.stop_grace_s = job.rules.stop.grace_s if job else None
@@ -179,11 +185,16 @@ def _bar(view: RunView, progress: Progress) -> str:
         parts.append(f"{count(progress.step)} steps")
     if progress.eta_s is not None:
         parts.append(f"{_ticking(progress.eta_s)} left")
+    stopped_step = view.totals.stopped_step
+    if stopped_step is not None and not view.state.is_terminal:
+        parts.append(f"stopping after step {count(stopped_step)}")
     doing = view.totals.doing
     stage = _stage(view) if view.state is RunState.STARTING else 0
     if stage:
         stages = len(_phases(view))
-        words = {"starting ranks": "starting ranks; each imports torch and transformers first"}
+        words = {"starting ranks": "every rank loads torch and transformers"}
+        if view.elapsed_s is not None:
+            words["starting ranks"] += f", {_ticking(view.elapsed_s)}"
         words["training"] = "the first step" if stage == stages else "setting up the optimizer"
         phase = doing or view.message
         return strip_controls(f"start, {stage} of {stages}: {words.get(phase, phase)}")
@@ -297,26 +308,48 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
 
 def _receipt(view: RunView, *, alone: bool) -> list[str]:
     lines = []
-    if view.state in _ENDED_WHEN_ASKED and view.message:
-        # The first clause of a message says how the run ended.
-        how = view.message.partition("; ")[0]
+    how, *others = _clauses(view)
+    if view.state in _ENDED_WHEN_ASKED and how:
         lines.append(f"Stop: {how}")
     lines.append(_ranks_left(view))
     if not alone:
         lines.append(_pods_left(view))
     lines.append(_files_left(view))
+    # A button, or its line, has the code to continue.
+    notes = [clause for clause in others if not clause.startswith("resume=run.path ")]
+    if notes:
+        lines.append(f"Notes: {'; '.join(notes)}")
     if alone:
         return [strip_controls(line) for line in lines]
-    here = _is_there(view.paths.checkpoints) or view.paths.held.exists()
-    in_place = shared_run(view.paths) is not None and view.totals.saved_step > 0
-    has_checkpoint = here or in_place
-    if view.state is not RunState.SUCCEEDED and has_checkpoint:
-        lines.append(
-            "Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))"
-        )
     if _is_there(view.paths.tensorboard):
         lines.append("TensorBoard: run.tensorboard() opens it below a cell")
     return [strip_controls(line) for line in lines]
+
+
+def _clauses(view: RunView) -> list[str]:
+    """Return how a run ended, and the notes. A failure has a card, and its message is whole."""
+    if not view.state.is_terminal or view.state is RunState.FAILED:
+        return [view.message]
+    return view.message.split("; ")
+
+
+def _offers(view: RunView) -> dict[str, tuple[str, str]]:
+    here = _is_there(view.paths.checkpoints) or view.paths.held.exists()
+    in_place = shared_run(view.paths) is not None and view.totals.saved_step > 0
+    is_finetune = view.spec is not None and isinstance(view.spec.job, FineTune)
+    lines = {}
+    if view.state is not RunState.SUCCEEDED and (here or in_place):
+        lines["Continue"] = "cluster.submit(run.spec.job.replace(resume=str(run.path)))"
+    if is_finetune and _is_there(view.paths.model):
+        lines["Ask"] = 'run.predict(["Write a question here"])'
+        lines["Export"] = 'run.export("my-model")'
+    load = f"from workbench import Run\n\nrun = Run.load({str(view.paths.root)!r})\n"
+    offers = {}
+    for name, line in lines.items():
+        # The panel of the new run follows its submission.
+        call = f"run = {line}\nrun" if name == "Continue" else line
+        offers[name] = (line, load + call)
+    return offers
 
 
 def _ranks_left(view: RunView) -> str:

@@ -138,6 +138,7 @@ class RunPage:
         if facts.card:
             parts.append(fault_text(facts.card))
         parts += facts.receipt
+        parts += [f"{name}: {line}" for name, (line, _) in facts.offers.items()]
         parts += [text_table(grid) for grid in self._grids]
         lines = self._folded[-_TEXT_LINES:]
         if lines:
@@ -247,7 +248,7 @@ def _with_words(plot: Plot) -> str:
 
 def _title(facts: RunFacts) -> str:
     name = f"{facts.name} ({facts.run_id})" if facts.name else facts.run_id
-    message = f": {facts.message}" if facts.message and facts.card is None else ""
+    message = f": {facts.how}" if facts.how and facts.card is None else ""
     hint = f" ({facts.hint})" if facts.hint else ""
     return f"Run {name} {facts.state}{message}{hint}"
 

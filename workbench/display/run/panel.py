@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workbench.base.display_protocol import as_html
+from workbench.base.display_protocol import Draw, as_html
 from workbench.client.plot import MEMORY, RunPlot
-from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
-from workbench.display.kit.line import show_bundle
-from workbench.display.kit.live import Watched, show_doc, show_live
+from workbench.display.kit.doc import Code, Doc, Figure, Note, blocks_html, to_bundle
+from workbench.display.kit.line import follow_run, show_bundle
+from workbench.display.kit.live import Watched, is_on_show, show_doc, show_live
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
 from workbench.display.kit.plots.static import figure_svg, plot_svg, plots_png
 from workbench.display.kit.templates import styled
 from workbench.display.kit.widgets import Button, ButtonBar
-from workbench.display.run.facts import RunFacts
+from workbench.display.run.facts import OFFERS, RunFacts
 from workbench.display.run.page import Drawing, RunPage, run_doc
 from workbench.display.run.stacks import stacks_blocks
 from workbench.rundir.figures.metrics import curves_of
@@ -53,6 +54,11 @@ def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
         show_bundle(to_bundle(run_doc(run)))
         return
     show_live(run.path, lambda: RunPanel(run), keep_bar=buttons, place=place)
+
+
+def wait_for_run(run: Run) -> AbstractContextManager[Draw]:
+    """Draw the progress of a run while someone waits for it; nothing beside the run's panel."""
+    return nullcontext(lambda: None) if is_on_show(run.path) else follow_run(run)
 
 
 def run_plot_doc(it: RunPlot) -> Doc:
@@ -154,6 +160,10 @@ class RunPanel(Watched):
         return not self.view.state.is_terminal
 
     @property
+    def keeps_buttons(self) -> bool:
+        return self.view.state.is_terminal and bool(RunFacts(self.view).offers)
+
+    @property
     def tick_s(self) -> float:
         return _TICK_S if self.clickable else _ENDED_TICK_S
 
@@ -245,6 +255,9 @@ class RunButtons(ButtonBar):
             "stacks": lambda: self._show("asking every rank …", draw_stacks, stacks=True),
             "board": lambda: self._show("starting TensorBoard …", draw_board),
         }
+        # Where the page cannot put the code into a cell, the code is shown.
+        for offer in OFFERS:
+            actions[offer] = partial(self._show_code, offer)
         super().__init__("buttons of the run", actions, self._buttons(facts))
         self._run = run
         self._ended = False
@@ -262,7 +275,15 @@ class RunButtons(ButtonBar):
     def _buttons(self, facts: RunFacts) -> list[Button]:
         """Return the buttons; the stacks are offered where no step came for a while."""
         ended = facts.state.is_terminal
-        stuck = facts.hint.startswith(_STUCK) and not ended
+        self._offers = facts.offers
+        board = Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")
+        if ended:
+            code = [
+                Button(name=name, text=name, tip=f"Puts the code into a cell: {line}", cell=code)
+                for name, (line, code) in facts.offers.items()
+            ]
+            return [*code, board]
+        stuck = facts.hint.startswith(_STUCK)
         self._asked, stop, kill = _wording(facts.stop_grace_s)
         stacks = Button(
             name="stacks",
@@ -270,9 +291,11 @@ class RunButtons(ButtonBar):
             urgent=stuck,
             tip="Where every rank is now: why is it stuck?",
         )
-        live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
-        board = Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")
-        return [*live, board]
+        return [stop, kill, stacks, board]
+
+    def _show_code(self, offer: str) -> None:
+        _, code = self._offers[offer]
+        self.bring_up(styled(blocks_html([Code(code)])))
 
     def _stop(self) -> None:
         self.say(self._asked)

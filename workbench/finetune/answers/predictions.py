@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
 from workbench.base.table import Grid, as_grid, data_frame
-from workbench.base.words import count, percent
+from workbench.base.words import percent, pluralize
 from workbench.finetune.data.scoring import Answer, judge, read_answers, share
 from workbench.finetune.data.sources.convert import read_tables
 
@@ -63,7 +63,7 @@ class Predictions(Displayable):
     @property
     def summary(self) -> str:
         """Number of answers and shares of right answers, in a line."""
-        return ", ".join(filter(None, (f"{count(len(self))} answers", self.shares)))
+        return ", ".join(filter(None, (pluralize(len(self), "answer"), self.shares)))
 
     @property
     def wrong(self) -> Predictions:
@@ -159,7 +159,7 @@ class Answers(Displayable):
             shares = model.shares
             if shares:
                 right.append(shares if len(self.names) == 1 else f"{name} {shares}")
-        return "; ".join([f"{count(len(self))} rows", *right])
+        return "; ".join([pluralize(len(self), "row"), *right])
 
     def _of(self, name: str | None) -> Predictions:
         if name is not None and name not in self.names:

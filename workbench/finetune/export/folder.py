@@ -174,6 +174,7 @@ def export(
         merged=merged,
         max_shard_size=max_shard_size,
     )
+    open_to_readers(target)
     return Export(
         folder=target,
         files=sizes_in(target),
@@ -195,6 +196,20 @@ def new_folder(folder: str | Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot make the folder {target.parent}: {error.strerror}") from error
     return target
+
+
+def open_to_readers(folder: Path) -> None:
+    """Give a folder and its files the rights of new ones. Some libraries write for the owner alone.
+
+    The umask of the process decides the rights.
+    """
+    new = folder / ".new"
+    new.mkdir()
+    mode = new.stat().st_mode
+    new.rmdir()
+    folder.chmod(mode)
+    for path in folder.iterdir():
+        path.chmod(mode & 0o666)
 
 
 def sizes_in(folder: Path) -> Mapping[str, int]:

@@ -23,6 +23,7 @@ from workbench.finetune.export.folder import (
     export_to_store,
     job_of,
     new_folder,
+    open_to_readers,
     sizes_in,
 )
 from workbench.finetune.methods.registry import method_of
@@ -88,13 +89,14 @@ def export_gguf(paths: RunPaths, folder: str | Path, gguf: str) -> Export:
     try:
         exported = beside / "model"
         made = beside / target.name
-        made.mkdir(mode=0o755)
+        made.mkdir()
         # The present number format: the weights are rounded once, by the converter.
         server_of(paths).export(exported, dtype=None, merged=True, max_shard_size=SHARD)
         file = f"model-{gguf}.gguf"
         names = {"model": str(exported), "file": str(made / file), "gguf": gguf}
         _answer("convert", paths, limit_s=_CONVERT_S, **names)
         chats = _chats(paths, exported)
+        open_to_readers(made)
         made.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

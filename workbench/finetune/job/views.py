@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, as_float, as_int, as_str, get_object
-from workbench.base.words import middle_cut, scaled
-from workbench.base.words import number as number_text
+from workbench.base.words import middle_cut, rate, scaled
 from workbench.finetune.job.refusals import Facts, check
 from workbench.finetune.job.verbs import submit
 from workbench.finetune.methods.registry import method_of, method_words
@@ -235,7 +234,7 @@ def _chosen(start: Json) -> Iterator[str]:
     if not isinstance(names, list):
         return
     if "learning_rate" in names:
-        yield f"learning rate {number_text(as_float(start.get('learning_rate')))}"
+        yield f"learning rate {rate(as_float(start.get('learning_rate')))}"
     if "precision" in names:
         yield f"precision {as_str(start.get('precision'))}"
     communication = as_str(start.get("communication"))

@@ -27,6 +27,8 @@ from workbench.rundir.paths import FLIGHT
 from workbench.rundir.result import RunFault
 
 _LEAST_S = 30.0
+# A launcher and its ranks load libraries first.
+_LEAST_UNSTARTED_S = 60.0
 # Time for a launcher to start its first rank.
 _UNSTARTED_S = 300.0
 # Multiple of the median time between two reports of steps.
@@ -138,6 +140,8 @@ class StallWatch:
             return None
         if not running:
             if ranks and all(rank.phase == "exited" for rank in ranks.values()):
+                return None
+            if least_s is None and silent_s < _LEAST_UNSTARTED_S:
                 return None
             return Stall(silent_s, f"no rank has started for {silent_s:.0f} s")
         idle = [rank for rank in running if now - self._busy[rank.rank][0] >= patience_s]

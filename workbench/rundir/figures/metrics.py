@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.json_values import numbers_of
-from workbench.base.words import strip_controls
+from workbench.base.words import rate, strip_controls
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.metric import Better, Metric, Write
 from workbench.rundir.figures.reported import metrics_of_kinds
@@ -47,6 +47,7 @@ METRICS: tuple[Metric, ...] = (
         name="learning_rate",
         title="learning rate",
         unit="learning rate, per step",
+        write=rate,
         in_tables=False,
         aliases=("lr",),
     ),

@@ -4,6 +4,8 @@ const PATIENCE_MS = 5000;
 const GREET_MS = 1000;
 const ARRIVES_MS = 2000; // a picture comes after its number
 const MOST_GREETINGS = 20;
+const INSERT = "deepspeed-workbench:insert-cell"; // our extension of JupyterLab listens
+const INSERTED = "The code is in a cell below. Run the cell.";
 const NO_ANSWER = "The kernel does not answer. Is it another one by now? Run the cell again.";
 
 function element(tag, className, attributes = {}) {
@@ -18,7 +20,8 @@ function render({ model, el }) {
   const extra = element("div", "wb wb-buttons wb-extra");
   const bar = element("div", "wb wb-buttons");
   bar.append(row);
-  el.append(bar);
+  const hiding = element("style", "");
+  el.append(hiding, bar);
   const made = new Map();
   const asked = new Map();
 
@@ -36,8 +39,10 @@ function render({ model, el }) {
   }
 
   function click(name) {
-    const { sure } = model.get("buttons").find((each) => each.name === name);
-    if (sure && !asked.has(name)) {
+    const { sure, cell } = model.get("buttons").find((each) => each.name === name);
+    if (cell && insert(cell)) {
+      Object.assign(note, { textContent: INSERTED, className: "wb-quiet" });
+    } else if (sure && !asked.has(name)) {
       asked.set(name, setTimeout(() => calm(name), SURE_MS));
       draw();
     } else {
@@ -46,7 +51,20 @@ function render({ model, el }) {
     }
   }
 
+  // A front end without our extension shows the code instead.
+  const insert = (source) =>
+    !el.dispatchEvent(new CustomEvent(INSERT, { bubbles: true, composed: true, cancelable: true, detail: { source } }));
+
   function draw() {
+    const names = model.get("buttons").map((each) => each.name);
+    for (const [name, button] of made) {
+      if (names.includes(name)) continue;
+      button.remove();
+      made.delete(name);
+    }
+    // Buttons take the place of the lines of code in the picture.
+    const hides = model.get("buttons").some((each) => each.cell);
+    hiding.textContent = hides ? `[data-wb="${model.get("picture")}"] .wb-instead { display: none; }` : "";
     for (const look of model.get("buttons")) {
       if (!made.has(look.name)) {
         const button = element("button", "", { type: "button" });

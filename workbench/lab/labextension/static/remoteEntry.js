@@ -119,7 +119,7 @@
   }
 
   // The buttons of a run.
-  function actions(row, {stop, board, again}) {
+  function actions(row, {stop, board, again, remove}) {
     const box = make("div", "dw-actions");
     const ends = sureButton("Stop", () => "Really stop?", () => stop(row));
     ends.title = "Ends training within two steps; the model is saved and copied back";
@@ -127,8 +127,18 @@
     const shows = plainButton("TensorBoard", `TensorBoard of run ${row.id}`, () => board(row));
     const repeats = plainButton("Again with …", `Again with changes: run ${row.id}`, () => again(row));
     repeats.title = "Writes the code of this run into a notebook cell, to be changed and run";
-    box.append(ends, shows, repeats);
-    return {box, update: now => { ends.hidden = !now.live; shows.hidden = !now.board; }};
+    let disk = row.disk ?? "";
+    const frees = () => `Really delete${disk && ` ${disk}`}?`;
+    const deletes = sureButton("Delete", frees, () => remove(row));
+    deletes.title = "Removes the run directory with logs, checkpoints and model; exported copies stay";
+    deletes.setAttribute("aria-label", `Delete run ${row.id}`);
+    box.append(ends, shows, repeats, deletes);
+    return {box, update: now => {
+      ends.hidden = !now.live;
+      shows.hidden = !now.board;
+      deletes.hidden = now.live;
+      disk = now.disk || disk;
+    }};
   }
 
   // The fields for a run's name and tags.
@@ -169,7 +179,7 @@
     open.onclick = () => tools.open(item.row);
     more.onclick = () => { opened = !opened; item.update(item.row); };
     line.append(tick, open, more);
-    item.append(line, tags, id, bar, facts, message);
+    item.append(line, tags, bar, facts, id, message);
 
     function closeForm() {
       form?.remove();
@@ -212,12 +222,14 @@
       }
       tags.hidden = !now.tags.length;
       fold(now);
-      write(id, opened && now.what ? now.detail : "");
+      // The time tells two runs of one name apart.
+      const second = [now.what && now.detail, now.when, now.memory, now.disk];
+      write(id, (opened ? second : second.slice(1)).filter(Boolean).join(" · "));
       bar.hidden = now.share === null;
       fill.style.width = `${100 * (now.share ?? 0)}%`;
       bar.setAttribute("aria-valuenow", Math.round(100 * (now.share ?? 0)));
       bar.setAttribute("aria-label", `Progress of run ${now.id}`);
-      const known = [now.bar === now.state ? "" : now.bar, now.memory].filter(Boolean);
+      const known = [now.bar === now.state ? "" : now.bar].filter(Boolean);
       write(figures, known.map(part => ` · ${part}`).join(""));
       write(message, now.state === "succeeded" || now.message === now.bar ? "" : now.message);
       message.title = now.message;
@@ -344,7 +356,9 @@
       ring();
     };
     more.onclick = () => { limit += MORE; widget.polling.now(); };
-    more.hidden = note.hidden = true;
+    more.hidden = true;
+    write(place, "Looking for runs …");
+    note.hidden = true;
     ring();
     let typed;
     filter.oninput = () => { clearTimeout(typed); typed = setTimeout(() => widget.polling.now(), TYPING_MS); };
@@ -451,7 +465,8 @@
     const state = make("span", "dw-state");
     const say = (...words) => widget.say(...words);
     const buttons = actions(row, {
-      stop: () => tools.stop(row, say), board: () => tools.board(row, say), again: () => tools.again(row, say)});
+      stop: () => tools.stop(row, say), board: () => tools.board(row, say), again: () => tools.again(row, say),
+      remove: () => tools.remove(row)});
     const widget = pageTab(Widget, {
       key: `run-${row.path}`, label: row.what || row.id, caption: row.path, frameTitle: `Run ${row.id}`,
       loading: "Loading the run …", parts: [swatch(row.colour), state, make("span", "dw-id", row.id), buttons.box],
@@ -493,6 +508,9 @@
   function boardTab(Widget, server, row, path) {
     const widget = new Widget(), dark = document.body.dataset.jpThemeLight === "false";
     const frame = make("iframe", "dw-frame", "", {title: `TensorBoard of run ${row.id}`});
+    // TensorBoard begins with its settings folded, unless a user has changed a setting.
+    const settings = "_tb_global_settings";
+    if (!localStorage.getItem(settings)) localStorage.setItem(settings, '{"timeSeriesSettingsPaneOpened": false}');
     frame.src = server.url(path) + (dark ? "?darkMode=true" : "");
     widget.id = `${NAME}-${path}`;
     widget.addClass("dw-tab");
@@ -585,6 +603,13 @@
       }),
       stopCluster: cluster => attempt(side.say, `Stopping ${cluster.pods} …`, async () => {
         const {message} = await server.tell("stop-cluster", {cluster: cluster.path});
+        side.polling.now();
+        return message;
+      }),
+      remove: row => attempt(side.say, `Deleting ${row.id} …`, async () => {
+        const {message} = await server.tell("delete", {run: row.path});
+        tools.tick(row, false);
+        tabs.get(row.path)?.dispose();
         side.polling.now();
         return message;
       }),
