@@ -92,6 +92,7 @@ def _carry_out(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> bool:
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
+    from workbench.client.run import Detached
     from workbench.jobs.job import PodView
     from workbench.rundir.format import FORMAT
     from workbench.rundir.make.prepare import prepare_run
@@ -121,7 +122,11 @@ def _run(args: argparse.Namespace) -> bool:
             raise
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
         run = cluster.submit_prepared(prepared)
-        result = run.wait()
+        try:
+            result = run.wait()
+        except Detached:
+            _say(f"Interrupted: the pods are stopped, and run {run.id} is cancelled.")
+            return False
         if is_script:
             _say(run.logs(0).rstrip("\n"))
             args.failed = _exit_code(result)
