@@ -110,9 +110,10 @@ class Listing:
                 found.append(row)
         # Only live runs that are shown are read for their progress.
         shown = []
+        has_time = goes_on()
         for row in found[:limit]:
             so_far = self._so_far(row) if row["live"] else {}
-            sent = {**row, **so_far, "disk": self._disk(row) if goes_on() else ""}
+            sent = {**row, **so_far, "disk": self._disk(row) if has_time else ""}
             del sent[WORDS]
             shown.append(sent)
         live = [row for row in runs if row["live"]]
