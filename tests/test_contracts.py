@@ -42,8 +42,8 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def test_six_contracts_name_the_whole_package() -> None:
-    assert len(LIBRARIES) == 6
+def test_seven_contracts_name_the_whole_package() -> None:
+    assert len(LIBRARIES) == 7
     for contract in LIBRARIES:
         assert contract["allow_indirect_imports"]
         assert contract["ignore_imports"]

@@ -226,7 +226,7 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
     both = compare(runs)
     assert [row[0] for row in both.options().rows] == ["metrics"]
     assert [row[1] for row in both.figures().rows] == ["succeeded", "failed"]
-    assert all(f"{run.id}: " in str(both) for run in runs) and "<svg" in both._repr_html_()
+    assert all(f"{run.name}: " in str(both) for run in both.runs) and "<svg" in both._repr_html_()
 
 
 def test_the_doctor_finds_the_pods_well_and_measures_between_them(cluster: Cluster) -> None:

@@ -102,7 +102,7 @@ def test_a_wrong_value_is_refused_in_words(
     ("call", "words"),
     [
         (lambda: PodSpec(2), r"write PodSpec\(cpus=2\)"),
-        (lambda: Cluster("local"), r"a place such as LocalPods\(\)"),  # type: ignore[arg-type]
+        (lambda: Cluster("local"), r"Write Cluster\(LocalPods\(\)\)"),  # type: ignore[arg-type]
         (lambda: FineTune(technique="lora"), "adapters are peft='lora'"),
         (lambda: FineTune(technique="qlora"), "adapters are peft='qlora'"),
         (lambda: plan(LocalPods()), "plan takes a FineTune"),  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "rm": ("rm runs/first", "rm --keep-best 3 runs --yes"),
     "verify": ("verify --list", "verify --only 'bf16-*' --minutes 10"),
     "report": ("report runs --out report",),
+    "mcp": ("mcp",),
     "completion": ("completion bash",),
 }
 """Command lines of every command, for its help."""

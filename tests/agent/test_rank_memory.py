@@ -222,7 +222,9 @@ def test_an_agent_at_work_is_not_taken_for_hung(tmp_path: Path) -> None:
     assert main._is_at_work(tmp_path, agent, used_s - 1), "it used CPU"
     assert not main._is_at_work(tmp_path, agent, used_s + 1000), "no CPU, and no sign of life"
     with listen(tmp_path / main._LIFE, socket.SOCK_STREAM) as life:
-        shown = threading.Thread(target=main._show_life, args=[life, lambda: waited_s[0]])
+        shown = threading.Thread(
+            target=main._show_life, args=[life, SimpleNamespace(waited_s=lambda: waited_s[0])]
+        )
         shown.daemon = True
         shown.start()
         assert main._is_at_work(tmp_path, agent, used_s + 1000), "its thread answers"

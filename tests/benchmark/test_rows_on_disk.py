@@ -49,6 +49,7 @@ def pods_of(count: int, **other: Any) -> Any:
         "spec": ClusterSpec(count=count),
         "phase": "ready",
         "message": "",
+        "path": Path("no-cluster"),
         "pods": [SimpleNamespace(versions={"torch": "2.13.0"})] * count,
         **other,
     }

@@ -173,6 +173,7 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
         "duration",
         "pod-hours",
         "steps",
+        "on disk",
         "model",
     ]
     assert "the same in all runs: pods 2" in grid.caption

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -169,7 +170,8 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
         shown[1].count("Running"),
         shown[1].count("Pending"),
     ) == (2, 1)
-    assert "Pending  pulling example.org/worker:1 for 5.0 s" in shown[2]
+    note = "pulling example.org/worker:1 for 5.0 s"
+    assert re.search(rf"pod-2 +Pending .*{note}", shown[2])
     assert "3 pods are ready, " in shown[-1] and "pod-1" not in shown[-1]
 
 

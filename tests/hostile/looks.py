@@ -234,7 +234,7 @@ def commands(reader: Reader, run: Run) -> Iterator[Look]:
     for verb, parser in verbs.choices.items():
         # Some start the pods of the user's SPEC.json, some wait for a run or end it, one deletes,
         # and one reads no file.
-        if verb in ("run", "doctor", "verify", "attach", "stop", "rm", "completion"):
+        if verb in ("run", "doctor", "verify", "attach", "stop", "rm", "completion", "mcp"):
             continue
         words = [verb]
         flags = []

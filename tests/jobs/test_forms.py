@@ -1284,7 +1284,7 @@ def test_the_input_of_an_instruction_is_asked_by_grpo() -> None:
         (
             "a.csv",
             "id,body\n1,b\n",
-            r"dataset=\{'kind': 'files', 'train': '.*a.csv', 'columns': \{",
+            r"dataset=\{'kind': 'files', 'train': '.*a.csv', .*'columns': \{'source': '…', .*\}$",
         ),
         ("a.json", '{"prompt": {"0": "a"}, "completion": {"0": "b"}}', "orient='records'"),
         ("a.json", '{"prompt": ["a", "b"], "completion": ["c", "d"]}', "Dataset.to_dict"),

@@ -403,7 +403,7 @@ class Cluster(LiveDisplayable, Submission):
 
 def _no_place(value: object) -> ConfigError:
     """Return the refusal of what is no place, with the call that was meant."""
-    kind = str(value).casefold()
+    kind = value.casefold() if isinstance(value, str) else ""
     name = value.__name__ if isinstance(value, type) else CLASSES.get(kind, "LocalPods")
     options = "['user@host']" if name == "SSHPods" else ""
     return ConfigError(

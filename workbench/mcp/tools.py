@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic.fields import FieldInfo
 
@@ -98,7 +98,8 @@ class Tools:
 
         `job` holds the options of a job, as under `job` in a SPEC.json.
         """
-        shown = preview_rows(self._fine_tune(job), rows=rows)
+        self.bounds.check(job)
+        shown = preview_rows(cast(FineTune, job_from_dict(job)), rows=rows)
         facts = {
             "train_rows": shown.train_rows,
             "eval_rows": shown.eval_rows,
@@ -266,13 +267,6 @@ class Tools:
         self.bounds.check(job)
         given = ClusterSpec() if cluster is None else ClusterSpec.from_dict(cluster)
         return RunSpec(cluster=given, job=job_from_dict(job), pods=pods)
-
-    def _fine_tune(self, job: Mapping[str, object]) -> FineTune:
-        self.bounds.check(job)
-        made = job_from_dict(job)
-        if not isinstance(made, FineTune):
-            raise ConfigError(f"a {made.kind} job has no rows; preview shows rows of finetune jobs")
-        return made
 
 
 def _confirmed(name: str, confirm: str, what: str) -> None:

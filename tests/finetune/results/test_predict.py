@@ -117,7 +117,7 @@ def test_differing_words_are_marked_in_text_and_html() -> None:
     assert "<img" not in page
     assert "<b>" not in page
     assert "translate to SQL" not in text + page
-    for word in ("1 answers, 0.0 % exactly right", "✗"):
+    for word in ("1 answer, 0.0 % exactly right", "✗"):
         assert word in text
         assert word in page
 

@@ -225,8 +225,7 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
     [
         (
             {"model": "me/plain"},
-            sentence("or use a model with a chat template", "run", "me/plain")
-            + sentence("of the run in"),
+            sentence("because the model has no chat template", "me/plain"),
         ),
         (
             {"prompt": "alpaca", "chat_template": "{{ messages }}"},

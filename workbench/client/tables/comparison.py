@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _BY_DEFAULT = re.compile(r"\d{8}-\d{6}-.*-[0-9a-f]{4}")  # name of a run directory
 _NAMING = 3  # options in a name
-_WORDS_ALONE = ("technique", "model", "method", "peft", "precision")
 _SHORT = {"learning_rate": "lr", "per_device_train_batch_size": "batch"}
 _LONGEST = 60  # letters of an option's value
 _BEFORE_METRICS = ("steps", "train_loss", "first_eval_loss", "eval_loss", "eval_step")
@@ -302,7 +301,8 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
         words = []
         for option, values in list(options.items())[:_NAMING]:
             value = values[place]
-            is_word = option in _WORDS_ALONE
+            # A word such as zero2 says what it is; a number does not.
+            is_word = isinstance(value, str)
             words.append(str(value) if is_word else f"{_SHORT.get(option, option)} {value}")
         written.append(record.name or ", ".join(words))
     # Options that do not tell the runs apart are no names.

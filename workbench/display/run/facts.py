@@ -24,7 +24,6 @@ from workbench.display.kit.downloads import run_links
 from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.outliers import between, split
 from workbench.display.kit.plots.runs import plot_title
-from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.checkpoints import model_folder, shared_run
 from workbench.rundir.events import EventKind
@@ -336,11 +335,10 @@ def _clauses(view: RunView) -> list[str]:
 def _offers(view: RunView) -> dict[str, tuple[str, str]]:
     here = _is_there(view.paths.checkpoints) or view.paths.held.exists()
     in_place = shared_run(view.paths) is not None and view.totals.saved_step > 0
-    is_finetune = view.spec is not None and isinstance(view.spec.job, FineTune)
     lines = {}
     if view.state is not RunState.SUCCEEDED and (here or in_place):
         lines["Continue"] = "cluster.submit(run.spec.job.replace(resume=str(run.path)))"
-    if is_finetune and _is_there(view.paths.model):
+    if _is_there(view.paths.model):
         lines["Ask"] = 'run.predict(["Write a question here"])'
         lines["Export"] = 'run.export("my-model")'
     load = f"from workbench import Run\n\nrun = Run.load({str(view.paths.root)!r})\n"

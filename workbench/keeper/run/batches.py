@@ -26,7 +26,7 @@ _FEWEST = 24
 _MOST_BYTES = 64 << 20
 # Length limit of the names in a command. The system allows 128 KiB, a quote becomes five letters,
 # and three letters travel as four.
-_MOST_LETTERS = 16 << 10
+_MOST_LETTERS = 16_000
 
 
 @dataclass(frozen=True, slots=True)

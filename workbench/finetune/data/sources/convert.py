@@ -19,7 +19,7 @@ from workbench.base.files import is_there, user_path
 from workbench.base.words import pluralize
 from workbench.finetune.data.column_checks import RowTally, Written, written
 from workbench.finetune.data.forms.messages import chat_key, has_content, unpacked
-from workbench.finetune.data.forms.table import PROMPT_KEYS, question_form
+from workbench.finetune.data.forms.table import PROMPT_KEYS, UNNAMED, question_form
 from workbench.finetune.data.lines import EmptyField, read_lines
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import (
@@ -220,11 +220,12 @@ def read_row(
 def _has_empty_cells(file: str, columns: Collection[str]) -> bool:
     """Return whether the first rows of a table have an empty cell in some columns."""
     path = user_path(file)
-    if path.suffix.lower() not in (".csv", ".tsv") or not is_there(path):
+    named = [name for name in columns if name != UNNAMED]
+    if path.suffix.lower() not in (".csv", ".tsv") or not named or not is_there(path):
         return False
     first = islice(read_rows(path, {}), _FIRST_ROWS)
     return any(
-        isinstance(row, Mapping) and not all(has_content(row.get(name)) for name in columns)
+        isinstance(row, Mapping) and not all(has_content(row.get(name)) for name in named)
         for _, row in first
     )
 
