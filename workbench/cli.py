@@ -292,7 +292,9 @@ def _rm(args: argparse.Namespace) -> bool:
 
 def _confirmed(args: argparse.Namespace, folders: Sequence[Path]) -> bool:
     """Show the directories to delete with their sizes; on a terminal, ask unless `--yes`."""
-    sizes = [sum(each.stat().st_size for each in _files(folder)) for folder in folders]
+    from workbench.client.deletion import bytes_of_run
+
+    sizes = [bytes_of_run(folder) for folder in folders]
     for folder, size in zip(folders, sizes, strict=True):
         _say(f"{folder}  {scaled(size, 'B')}")
     what = f"{pluralize(len(folders), 'run')}, {scaled(sum(sizes), 'B')}"
@@ -303,10 +305,6 @@ def _confirmed(args: argparse.Namespace, folders: Sequence[Path]) -> bool:
         return True
     _say("Nothing is deleted.")
     return False
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
 def _attach(args: argparse.Namespace) -> bool:

@@ -26,6 +26,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "odd.csv").write_text("Customer Message ,Team\n" + ODD)
     (tmp_path / "empty.csv").write_text("Customer Message ,Team\n" + EMPTY)
     (tmp_path / "headless.csv").write_text(HEADLESS)
+    (tmp_path / "survey.csv").write_text("What is your question to us?,Which team?\n" + ODD)
     (tmp_path / "qa.csv").write_text("question,answer\n" + ODD)
     return tmp_path
 
@@ -50,7 +51,16 @@ CALLS: dict[str, tuple[Callable[[], object], str, str]] = {
     "no kind": (lambda: FineTune(dataset={"train": "qa.csv"}), "kind", DATASET),
     "path": (lambda: FineTune(dataset={"kind": "files", "path": "qa.csv"}), "path", DATASET),
     "path without kind": (lambda: FineTune(dataset={"path": "qa.csv"}), "kind", DATASET),
-    "no header": (lambda: preview(FineTune(dataset="headless.csv")), "headless.csv", DATASET),
+    "no header": (
+        lambda: preview(FineTune(dataset="headless.csv")),
+        "headless.csv",
+        r"names of columns: (dataset=pandas.+)$",
+    ),
+    "questions as header": (
+        lambda: preview(FineTune(dataset="survey.csv")),
+        "Which team?",
+        r": (dataset=\{.+\})\. If the first line",
+    ),
     "odd header": (lambda: preview(FineTune(dataset="odd.csv")), "Customer Message ", DATASET),
 }
 

@@ -195,18 +195,20 @@ def read_row(
         return None
     except UnknownForm as error:
         file = str(tally.given.get("train", ""))
-        if isinstance(fields, Mapping) and _is_headless(file, fields):
-            names = ["source", "target", *(f"column_{n}" for n in range(3, len(fields) + 1))]
-            raise ConfigError(
-                f"{where}: the line before looks like a row, and not like names of columns. Give "
-                f"the names: dataset=pandas.read_csv({file!r}, names={names[: len(fields)]})"
-            ) from error
         dataset = {**tally.given, "columns": dict(error.columns)}
         empty = ""
         if _has_empty_cells(file, error.columns.values()):
             dataset["drop_empty"] = True
             empty = ", without rows with an empty cell"
-        raise ConfigError(f"{error} in the dataset{empty}: dataset={dataset}") from error
+        # Questions of a form are names of columns too, so both lines are given.
+        headless = ""
+        if isinstance(fields, Mapping) and _may_be_headless(file, fields):
+            names = ["source", "target", *(f"column_{n}" for n in range(3, len(fields) + 1))]
+            headless = (
+                ". If the first line of the file is a row, and not the names of columns: "
+                f"dataset=pandas.read_csv({file!r}, names={names[: len(fields)]})"
+            )
+        raise ConfigError(f"{error} in the dataset{empty}: dataset={dataset}{headless}") from error
     if tally.drops(row):
         tally.leave_out(f"{where}: the answer is empty")
         return None
@@ -230,8 +232,8 @@ def _has_empty_cells(file: str, columns: Collection[str]) -> bool:
     )
 
 
-def _is_headless(file: str, row: Mapping[object, object]) -> bool:
-    """Return whether the names of a table's columns look like a row."""
+def _may_be_headless(file: str, row: Mapping[object, object]) -> bool:
+    """Return whether the names of a table's columns may be a row."""
     if ".csv" not in file or len(row) < 2:
         return False
     return any(
