@@ -157,8 +157,8 @@ def _spec_of(args: argparse.Namespace) -> RunSpec:
 
 def _exit_code(result: RunResult) -> int:
     """Return the exit code of a failed script; 1 if the script has none."""
-    told = re.match(r"exit(?:ed with| code) (\d+)", result.error.message) if result.error else None
-    return int(told[1]) if told else 1
+    code = result.error.exit_code if result.error else None
+    return code if code and code > 0 else 1
 
 
 def _answer_result(args: argparse.Namespace, run: Run, result: RunResult) -> None:

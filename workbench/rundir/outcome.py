@@ -185,6 +185,7 @@ def _fault(cause: RankStatus, error: RankError, others: Sequence[RankStatus]) ->
         kind=error.kind,
         message=message,
         traceback=error.traceback,
+        exit_code=cause.exit_code,
         others=_fold(others),
     )
 

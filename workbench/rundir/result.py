@@ -57,6 +57,8 @@ class RunFault(TolerantRecord):
     """Description in a line."""
     traceback: str = ""
     """Traceback of the failed rank. Empty: none."""
+    exit_code: Whole | None = None
+    """Exit code of the failed rank; below 0 the number of a signal. None: unknown."""
     others: str = ""
     """Summary of the other ranks, such as "2 ranks lost their peer"."""
 
