@@ -372,6 +372,12 @@ def test_pods_are_replaced_and_those_that_stay_lost_are_left_out(kept: Kept) -> 
     with pytest.raises(RunError, match="no host; no quota"):
         replace_lost_pods(context, ["pod-0", "pod-1"], requests)
     assert asked == [["pod-1"], ["pod-1"], ["pod-0", "pod-1"]]
+    # The platform has ended the other pod after the watch of the run.
+    ended = [replace(link.pod, phase=Phase.FAILED) for link in kept.links[:1]]
+    context = replace(kept.context, restore=restoring({}), refresh=lambda: ended)
+    assert replace_lost_pods(context, ["pod-1"], requests) == kept.links
+    assert asked.pop() == ["pod-0", "pod-1"]
+    context = replace(kept.context, restore=restoring({}))
     # A killed rank costs no pod.
     assert replace_lost_pods(context, [], requests) == kept.links
     requests.cancel.set()

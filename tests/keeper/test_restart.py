@@ -60,7 +60,7 @@ def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> 
         return left
 
     links = [SimpleNamespace(pod=SimpleNamespace(name=f"pod-{i}")) for i in range(2)]
-    return SimpleNamespace(restore=restore, links=links)
+    return SimpleNamespace(restore=restore, links=links, refresh=list)
 
 
 def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:

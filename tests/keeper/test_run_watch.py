@@ -140,6 +140,16 @@ def test_the_end_of_a_watch_waits_for_no_answer(tmp_path: Path) -> None:
         assert not made.links[0]._line._calls, "the late answer is dropped"
 
 
+def test_a_pod_that_is_lost_as_the_watch_ends_is_reported(tmp_path: Path) -> None:
+    with watched(tmp_path, honest) as made:
+        made.watch.start()
+        made.next_of("pod-0")
+        (watch,) = made.watch._watches
+        watch._end.set()
+        watch._fall_silent(OSError("the line broke"))
+        assert made.next_of("pod-0", answered=False).notes
+
+
 def test_without_a_free_thread_a_silent_pod_is_lost_after_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

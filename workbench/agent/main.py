@@ -50,7 +50,6 @@ _LEFTOVERS_S = 5.0
 _STUCK_S = 120.0
 _LIFE = "life.sock"
 _LIFE_AGAIN_S = 0.5
-_LIFE_S = 10.0  # a busy machine may take seconds to wake the thread that answers
 _FILES = ("agent.json", "agent.lock", "agent.log")
 
 
@@ -166,7 +165,7 @@ def _is_at_work(root: Path, agent: Process, used_s: float) -> bool:
     if activity(agent.pid)[0] > used_s:
         return True
     try:
-        with connect(root / _LIFE, _LIFE_S) as life:
+        with connect(root / _LIFE, 1.0) as life:
             waited_s = float(life.recv(64))
     except (OSError, ValueError):
         return False

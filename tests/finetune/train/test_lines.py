@@ -347,7 +347,7 @@ def test_few_tokens_are_computed_for_each_useful_one(
             world_size=world_size,
             seed=0,
             lengths=lengths,
-            joins=lambda: True,
+            collator=SimpleNamespace(joins=True),
         )
         for rank in range(world_size)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ def batches(root: Path) -> Iterator[dict[str, torch.Tensor]]:
         world_size=1,
         seed=job.seed,
         lengths=row_lengths(rows),
-        joins=lambda: True,
+        collator=SimpleNamespace(joins=True),
     )
     assert IGNORED == -100
     for _, numbers in zip(range(STEPS), order, strict=False):

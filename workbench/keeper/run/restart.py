@@ -41,7 +41,12 @@ _MOST_UNRECORDED = 1000
 def replace_lost_pods(
     context: RunContext, lost: Collection[str], requests: StopRequests
 ) -> Sequence[AgentLink] | None:
-    """Replace lost pods and return the links to all pods. Return None if the run was cancelled."""
+    """Replace lost pods and return the links to all pods. Return None if the run was cancelled.
+
+    Pods that the platform ended after the watch of the run are replaced too.
+    """
+    ended = {pod.name for pod in context.refresh() if pod.phase.is_terminal}
+    lost = {*lost, *(link.pod.name for link in context.links if link.pod.name in ended)}
     if not lost:
         return None if requests.cancel.is_set() else context.links
     task: Future[Mapping[str, str]] = Future()

@@ -254,12 +254,12 @@ class PodWatch:
         if self._posted is not None:
             self._link.drop(self._posted)
             self._posted = None
-        while not self._end.is_set():
+        # A pod lost at the end of the watch is reported too.
+        while True:
             lost = self._why_lost(uptime_clock() - self._heard_s)
             self._report_silence(words, lost)
-            if lost:
+            if lost or self._end.wait(self._again_s):
                 return False
-            self._end.wait(self._again_s)
             self._again_s = min(2 * self._again_s, self._again_at_most_s)
             if not self._reconnect():
                 continue
@@ -269,7 +269,6 @@ class PodWatch:
                 lost=why_agent_lost(self._link, self._context.spec.cluster.lease_s)
             )
             return False
-        return False
 
     def _report_silence(self, note: str = "", lost: str = "") -> None:
         # Log once when the pod falls silent, not for every retry.
