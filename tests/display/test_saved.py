@@ -138,7 +138,7 @@ def test_an_untrusted_notebook_shows_words_and_no_wall_of_figures(book: Any) -> 
                 assert re.sub(r"<[^>]*>", "", svg).strip() == ""
         words = " ".join(re.sub(r"<[^>]*>", "", kept).split())
         assert re.search(r"succeeded · (\S.* · )?Run \d{8}-", words), words[:200]
-        assert re.search(r"model \S+ · technique ", words), words[:300]
+        assert re.search(r"model \S+ (\([^)]*\) )?· technique ", words), words[:300]
 
 
 def test_a_page_of_it_shows_the_same(book: Any) -> None:
