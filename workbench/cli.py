@@ -636,13 +636,13 @@ def _answer(args: argparse.Namespace, text: str, facts: Mapping[str, object]) ->
 
 
 _COLOURS = {"succeeded": 32, "failed": 31, "lost": 31, "refused": 31, "running": 36}
+_STATE = re.compile(r"\b(?:succeeded|failed|lost|refused|running)\b")
 
 
 def _say(text: str) -> None:
     # A name of a file may have bytes that are no text.
     text = text.encode(errors="backslashreplace").decode()
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        words = "|".join(_COLOURS)
-        text = re.sub(rf"\b({words})\b", lambda at: f"\x1b[{_COLOURS[at[1]]}m{at[1]}\x1b[0m", text)
+        text = _STATE.sub(lambda at: f"\x1b[{_COLOURS[at[0]]}m{at[0]}\x1b[0m", text)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

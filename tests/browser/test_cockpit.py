@@ -110,7 +110,10 @@ def test_the_form_explains_starts_stops_and_is_saved(
     form = book.output(0)
     book.see(0, "1 rank = 8 rows")
     form.get_by_role("button", name="Insert as a cell").wait_for()
-    assert form.get_by_title(FIELDS["launcher"].option.help).get_by_label("Launcher").is_visible()
+    launcher = form.get_by_title(FIELDS["launcher"].option.help).get_by_label("Launcher")
+    fold = form.locator("details", has=book.page.get_by_label("Launcher")).last
+    fold.locator("summary").first.click(timeout=30_000)
+    assert launcher.is_visible()
     form.get_by_label("Technique").select_option("single")
     form.get_by_label("Launcher").select_option("pdsh")
     book.see(0, "launcher 'pdsh' does nothing")
@@ -197,7 +200,10 @@ writer.close()
     frame = book.output(1).frame_locator("iframe:visible")
     frame.get_by_text("train", exact=False).first.wait_for()
     frame.get_by_text("loss", exact=False).first.wait_for()
-    assert frame.get_by_text("Settings", exact=True).count() == 0, "the drawer is closed"
+    drawer = frame.locator("metrics-dashboard-right-pane")
+    assert drawer.count() == 0
+    frame.get_by_text("Settings", exact=True).click()
+    drawer.first.wait_for()
     book.run(2)
     assert book.see(2, "it ends with this kernel").split()[:2] == [str(pid), str(start_time)]
     book.restart()

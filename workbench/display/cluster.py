@@ -63,9 +63,13 @@ class ClusterView:
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
     """Return how a cluster is, without asking its keeper."""
     if no_keeper(RunPaths(cluster.path)):
+        (run,) = cluster.runs
+        message = cluster.message
+        if not run.state.is_terminal:
+            message = f"Run in progress: {run.id}; {message}"
         return ClusterView(
             phase=cluster.phase,
-            message=cluster.message,
+            message=message,
             path=str(cluster.path),
             count=cluster.spec.count,
         )

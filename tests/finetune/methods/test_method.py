@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "dpo", "method_options": {"betta": 1}}, "did you mean 'beta'?"),
     ({"method": "dpo", "method_options": {"loss_type": "best"}}, "loss_type"),
     ({"method": "dpo", "method_options": {"loss_type": "exo_pair"}}, "label_smoothing above 0"),
-    ({"method": "sft", "method_options": {"beta": 1}}, "'beta' is not known"),
+    ({"method": "sft", "method_options": {"beta": 1}}, "'beta' is an option of 'dpo'"),
     ({"method": "dpo", "technique": "local-sgd"}, "use 'ddp' or a ZeRO stage"),
     ({"method": "orpo", "packing": True}, "drop packing"),
     (
