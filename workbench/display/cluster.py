@@ -63,10 +63,10 @@ class ClusterView:
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
     """Return how a cluster is, without asking its keeper."""
     if no_keeper(RunPaths(cluster.path)):
-        (run,) = cluster.runs
+        (only,) = cluster.runs
         message = cluster.message
-        if not run.state.is_terminal:
-            message = f"Run in progress: {run.id}; {message}"
+        if not only.state.is_terminal:
+            message = f"Run in progress: {only.id}; {message}"
         return ClusterView(
             phase=cluster.phase,
             message=message,
