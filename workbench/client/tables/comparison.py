@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _BY_DEFAULT = re.compile(r"\d{8}-\d{6}-.*-[0-9a-f]{4}")  # name of a run directory
 _NAMING = 3  # options in a name
 _NAME_LETTERS = 24  # of a value in a name
-_SHORT = {"learning_rate": "lr", "per_device_train_batch_size": "batch"}
 _LONGEST = 60  # letters of an option's value
 _BEFORE_METRICS = ("steps", "train_loss", "first_eval_loss", "eval_loss", "eval_step")
 _BEHIND_METRICS = ("train_samples_per_s", "peak_memory_gib", "duration_s")
@@ -304,11 +303,7 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
             value = values[place]
             # A word such as zero2 says what it is; a number does not.
             is_word = isinstance(value, str)
-            words.append(
-                middle_cut(str(value), _NAME_LETTERS)
-                if is_word
-                else f"{_SHORT.get(option, option)} {value}"
-            )
+            words.append(middle_cut(str(value), _NAME_LETTERS) if is_word else f"{option} {value}")
         written.append(record.name or ", ".join(words))
     # Options that do not tell the runs apart are no names.
     if len({*written}) < len(written):
