@@ -314,7 +314,8 @@ class Shots:
         self._shoot(area)
         stop.evaluate(_POINT)
         frames.append((_on_paper(self._shoot(area)), CLICK_MS))
-        stop.click()
+        # Each update of the panel may move the button; a click of the mouse waits for a still one.
+        stop.dispatch_event("click")
         self.book.page.wait_for_timeout(300)  # the answer is in sight for a second
         frames.append((_on_paper(self._shoot(area)), CLICK_MS))
         self.book.page.evaluate("() => document.getElementById('pointer').remove()")
