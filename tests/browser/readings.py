@@ -79,6 +79,7 @@ _RULES = (
     (r"(?<![A-Za-z\d_])\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?", "#"),
     (r"# (?:[KMG]i?B(?:/s)?|%|min|ms|µs|h|s|bytes)(?!\w)", "#"),
     (r"#(?:(?:, | → | | / |-)#)+", "#"),
+    (r"# (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) #", "# MONTH #"),
     (r"^★ #$", "#"),
     (r"Each point is the mean of # logged steps\.", ""),  # of long runs
     (r"memory per pod, GiB", "memory per pod"),  # only above a plot
