@@ -179,7 +179,11 @@ def test_runs_without_names_are_named_by_what_differs(tmp_path: Path) -> None:
         written.end()
         runs.append(written.paths.root)
     names = [run.name for run in compare(runs).runs]
-    assert names == ["ddp, lr 0.004", "zero1, lr 0.004", "zero1, lr 0.002"]
+    assert names == [
+        "ddp, learning_rate 0.004",
+        "zero1, learning_rate 0.004",
+        "zero1, learning_rate 0.002",
+    ]
 
 
 def test_a_count_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

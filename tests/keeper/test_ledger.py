@@ -165,7 +165,7 @@ def test_a_watch_reads_the_live_processes(tmp_path: Path) -> None:
         post=lambda _op, _arrived, **_fields: Posted(line, call, 60.0),
         answer=lambda _posted: answer,
     )
-    line: Any = SimpleNamespace(lost="", descriptors=list, forget=list)
+    line: Any = SimpleNamespace(lost="", descriptors=list, forget=lambda _call: None)
     call: Any = SimpleNamespace()
     context: Any = SimpleNamespace(
         run_id="r",

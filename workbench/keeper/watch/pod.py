@@ -258,17 +258,18 @@ class PodWatch:
         while True:
             lost = self._why_lost(uptime_clock() - self._heard_s)
             self._report_silence(words, lost)
-            if lost or self._end.wait(self._again_s):
+            if lost:
                 return False
+            self._end.wait(self._again_s)
             self._again_s = min(2 * self._again_s, self._again_at_most_s)
-            if not self._reconnect():
-                continue
-            if self._link.agent_pid == self._agent_pid:
-                return True
-            self._report_silence(
-                lost=why_agent_lost(self._link, self._context.spec.cluster.lease_s)
-            )
-            return False
+            if self._reconnect():
+                break
+            if self._end.is_set():
+                return False
+        if self._link.agent_pid == self._agent_pid:
+            return True
+        self._report_silence(lost=why_agent_lost(self._link, self._context.spec.cluster.lease_s))
+        return False
 
     def _report_silence(self, note: str = "", lost: str = "") -> None:
         # Log once when the pod falls silent, not for every retry.
