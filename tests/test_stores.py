@@ -82,7 +82,11 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
         result.raise_for_status()
         name = run.id
     assert f"s3://bucket/runs/{name}" in result.message
-    assert "uploaded" in kinds(run)
+    uploaded = [event.data for event in run.events() if event.kind == "uploaded"]
+    assert uploaded
+    # The pods sent all but the small files.
+    assert all(0.9 * int(data["bytes"]) < int(data["by_pods"]) for data in uploaded)
+    assert "could not" not in result.message
     assert losses(run) == {step: loss for step, loss in losses(whole).items() if step <= 4}
     shutil.rmtree(tmp_path)
     objects = server.objects("bucket", f"runs/{name}/")

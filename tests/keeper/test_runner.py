@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -740,6 +741,7 @@ class Uploading:
 
     def __init__(self, _context: object, _journal: object) -> None:
         self.is_behind = True
+        self.by_pods = SimpleNamespace(context=None)
 
     def offer(self) -> None:
         pass

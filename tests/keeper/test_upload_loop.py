@@ -19,6 +19,7 @@ from workbench.keeper.run import uploads
 from workbench.keeper.run.uploads import CheckpointUploader
 from workbench.rundir.events import Event
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.stores.checkpoints import StoredCheckpoint, StoredFile
 
 ADDRESS = "s3://bucket/u/run-1"
 
@@ -39,6 +40,8 @@ class StubStore:
         self.opened.append((address, environment))
         return self
 
+    address = ADDRESS
+
     def __enter__(self) -> Self:
         return self
 
@@ -53,15 +56,22 @@ class StubStore:
 def store(monkeypatch: pytest.MonkeyPatch) -> StubStore:
     stub = StubStore()
 
-    def put_checkpoint(_store: object, _paths: object, step: int) -> int:
-        stub.act(step)
-        stub.put.append(step)
-        return 10 * step
+    def checkpoint_of(_paths: object, step: int) -> StoredCheckpoint:
+        file = StoredFile(bytes=10 * step, sha256="0" * 64)
+        return StoredCheckpoint(step=step, files={"pod-0/rank-0/tensors": file})
+
+    def put_checkpoint(
+        _store: object, _paths: object, checkpoint: StoredCheckpoint, _there: object
+    ) -> None:
+        stub.act(checkpoint.step)
+        stub.put.append(checkpoint.step)
 
     def put_run(*_: object) -> None:
         stub.runs += 1
 
     monkeypatch.setattr(uploads, "Store", stub)
+    monkeypatch.setattr(uploads, "checkpoint_of", checkpoint_of)
+    monkeypatch.setattr(uploads, "is_stored", lambda _store, _checkpoint: False)
     monkeypatch.setattr(uploads, "put_checkpoint", put_checkpoint)
     monkeypatch.setattr(uploads, "put_run", put_run)
     monkeypatch.setattr(uploads, "trim", lambda _store, most: stub.trimmed.append(most))
@@ -78,6 +88,7 @@ def uploader_of(paths: RunPaths, report: Callable[[Event], object]) -> Checkpoin
     context: Any = SimpleNamespace(
         paths=paths,
         run_id="run-1",
+        links=[],
         store_environment={"KEY": "k"},
         spec=SimpleNamespace(job=SimpleNamespace(rules=rules)),
     )

@@ -52,6 +52,7 @@ def uploader_of(
     context: Any = SimpleNamespace(
         paths=paths,
         run_id="run-1",
+        links=[],
         store_environment=environment,
         spec=SimpleNamespace(job=SimpleNamespace(rules=rules)),
     )

@@ -22,8 +22,10 @@ from workbench.rundir.checkpoints import newest_good, write_manifest
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import check_address, store_variables
 from workbench.rundir.stores.checkpoints import (
+    checkpoint_of,
     fetch_newest,
     fetch_run,
+    is_stored,
     put_checkpoint,
     put_run,
     trim,
@@ -294,7 +296,7 @@ def write_run(root: Path, steps: Mapping[int, bytes]) -> RunPaths:
 def upload(store: Store, paths: RunPaths, *steps: int) -> None:
     put_run(store, paths, "run-1")
     for step in steps:
-        put_checkpoint(store, paths, step)
+        put_checkpoint(store, paths, checkpoint_of(paths, step))
 
 
 def manifest_of(server: S3Server, store: Store, step: int) -> dict[str, object]:
@@ -334,10 +336,10 @@ def test_the_newest_complete_checkpoint_comes_back(
 def test_an_upload_is_not_repeated(server: S3Server, store: Store, tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", {1: b"one"})
     upload(store, paths, 1)
-    key = key_of(store, "step-1/pod-0/rank-0/tensors.safetensors")
-    put(server, key, b"!")  # a repeated upload would replace the object
-    put_checkpoint(store, paths, 1)
-    assert server.objects("bucket", key)[key] == b"!"
+    assert is_stored(store, checkpoint_of(paths, 1))
+    key = key_of(store, "step-1/checkpoint.json")
+    put(server, key, b"{}")
+    assert not is_stored(store, checkpoint_of(paths, 1))
 
 
 HOSTILE = {

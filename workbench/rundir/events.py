@@ -99,7 +99,8 @@ class EventKind(StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     """A rank failed to write a checkpoint: step, message."""
     UPLOADED = "uploaded"
-    """The keeper uploaded a checkpoint to an object store: step, bytes, took_s, address."""
+    """The keeper uploaded a checkpoint to an object store: step, bytes, bytes that the pods sent
+    themselves (by_pods), took_s, address."""
     UPLOAD_FAILED = "upload_failed"
     """The keeper failed to upload a checkpoint: step, message, address."""
     SAVED = "saved"

@@ -70,10 +70,12 @@ def test_a_restart_sends_the_part_of_a_new_pod_or_what_the_others_lack() -> None
     assert "restart, a pod left out" not in moved("zero3", pods=1)
 
 
-def test_an_object_store_takes_each_checkpoint_through_this_machine_twice() -> None:
-    assert "checkpoint to the object store" not in moved("zero3")
-    stored = moved("zero3", checkpoints="s3://bucket/runs")
-    assert stored["checkpoint to the object store"].here == 24 * SIZE
+def test_pods_upload_to_s3_and_this_machine_to_other_stores() -> None:
+    what = "checkpoint to the object store"
+    assert what not in moved("zero3")
+    by_pods = moved("zero3", checkpoints="s3://bucket/runs")[what]
+    assert (by_pods.size, by_pods.here, by_pods.pod) == (12 * SIZE, 0, 3 * SIZE)
+    assert moved("zero3", checkpoints="gs://bucket/runs")[what].here == 12 * SIZE
 
 
 def test_checkpoints_and_a_model_in_a_shared_folder_do_not_pass_this_machine() -> None:

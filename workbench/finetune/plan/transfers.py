@@ -12,6 +12,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import FP32, Setting, Trace, states_of
+from workbench.rundir.stores.address import protocol_of
 
 LINK_SHARE = 0.94
 """Share of a link that carries payload: TCP over Ethernet frames of 1,500 bytes."""
@@ -88,7 +89,8 @@ def _of_checkpoints(job: FineTune, pods: int, whole: float, most: float) -> Sequ
     found = [Transfer(what="checkpoint to this machine", size=whole, here=whole, pod=most)]
     if job.checkpoint_store:
         what = "checkpoint to the object store"
-        found.append(Transfer(what=what, size=whole, here=2 * whole, pod=most))
+        here = 0 if protocol_of(job.checkpoint_store) == "s3" else whole
+        found.append(Transfer(what=what, size=whole, here=here, pod=most))
     found.append(Transfer(what="restart, a pod replaced", size=whole, here=most, pod=most))
     if pods > 1:
         # The remaining pods have their own parts.

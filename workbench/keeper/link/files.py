@@ -32,6 +32,7 @@ from workbench.pods.ssh.bulk.transfer import (
     route_to,
     send_between,
     send_file,
+    upload_file,
 )
 
 if TYPE_CHECKING:
@@ -284,6 +285,13 @@ class PodFiles:
             logger.warning("%s", self.unshared)
             return False
         return True
+
+    def upload(
+        self, remote: str, links: Sequence[str], part_bytes: int, tell: Progress
+    ) -> tuple[str, list[str]]:
+        """Have the pod send a file to an object store: `upload_file`."""
+        route = route_to(self.pod, self._identity, self._lease_s, self.reason_gone)
+        return upload_file(route, remote, links, part_bytes, tell)
 
     def size(self, remote: str) -> int:
         return self.retry_until_lease(lambda ssh: ssh.size(remote))

@@ -373,6 +373,7 @@ class Runner:
         return Fact(kind=Outcome.READY, event=event)
 
     def _new_collector(self) -> CheckpointCollector:
+        self._uploader.by_pods.context = self.context
         return CheckpointCollector(self.context, self._totals, self._uploader)
 
     @property

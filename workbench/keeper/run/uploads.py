@@ -13,10 +13,17 @@ from workbench.base.files import records
 from workbench.base.words import short_list
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.resource_limits import start_thread
+from workbench.keeper.run.pod_uploads import PodUploads
 from workbench.rundir.checkpoints import number_in
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.journal import Journal
-from workbench.rundir.stores.checkpoints import put_checkpoint, put_run, trim
+from workbench.rundir.stores.checkpoints import (
+    checkpoint_of,
+    is_stored,
+    put_checkpoint,
+    put_run,
+    trim,
+)
 from workbench.rundir.stores.store import Store
 
 logger = logging.getLogger(__name__)
@@ -43,6 +50,7 @@ class CheckpointUploader:
         """Address of the run in the object store. Empty: the run uploads nothing."""
         self.busy: Collection[int] = ()
         """Steps of the checkpoint in transfer: its copy here must not be removed now."""
+        self.by_pods = PodUploads(context)
         self._uploaded: set[int] = set()
         self._problem = ""
         self._job_sha256 = ""
@@ -87,6 +95,7 @@ class CheckpointUploader:
     def upload(self) -> list[str]:
         """Upload the checkpoints that are not in the store, and return notes. Raises nothing."""
         self._abandoned = False
+        self.by_pods.resume()
         # Ask the store for everything again: its content may have changed.
         self._uploaded.clear()
         self._job_sha256 = ""
@@ -115,7 +124,7 @@ class CheckpointUploader:
             if uploaded[1:]:
                 are = f"checkpoints of steps {steps} are"
             notes.append(f"the {are} in {self.address}")
-        return notes
+        return notes + self.by_pods.notes
 
     def _loop(self) -> None:
         while True:
@@ -128,6 +137,7 @@ class CheckpointUploader:
 
     def _abandon(self) -> None:
         self._abandoned = True
+        self.by_pods.abandon()
         store = self._store
         if store is not None:
             store.abandon()
@@ -156,10 +166,19 @@ class CheckpointUploader:
     def _upload_step(self, store: Store, step: int) -> None:
         began_s = time.monotonic()
         self._put_run(store)
-        size = put_checkpoint(store, self._paths, step)
+        checkpoint = checkpoint_of(self._paths, step)
+        by_pods: Collection[str] = ()
+        if not is_stored(store, checkpoint):
+            by_pods = self.by_pods.upload(store, checkpoint)
+            put_checkpoint(store, self._paths, checkpoint, by_pods)
         self._uploaded.add(step)
-        took_s = round(time.monotonic() - began_s, 3)
-        data = {"step": step, "bytes": size, "took_s": took_s, "address": self.address}
+        data = {
+            "step": step,
+            "bytes": checkpoint.size,
+            "by_pods": sum(checkpoint.files[name].bytes for name in by_pods),
+            "took_s": round(time.monotonic() - began_s, 3),
+            "address": self.address,
+        }
         self._tell(EventKind.UPLOADED, data)
         trim(store, self._most)
 

@@ -7,7 +7,7 @@ Everything read here is foreign: anyone with the right to write there may have c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -99,25 +99,43 @@ def put_run(store: Store, paths: RunPaths, run_id: str) -> None:
     store.write(RUN, _RUN.dump_json(record).decode())
 
 
-def put_checkpoint(store: Store, paths: RunPaths, step: int) -> int:
-    """Write a checkpoint of a run directory, the manifest last, and return its bytes.
-
-    A checkpoint that is already there completely is not written again.
-    """
+def checkpoint_of(paths: RunPaths, step: int) -> StoredCheckpoint:
+    """Return the manifest of a checkpoint in a run directory. Every byte is read."""
     folder = paths.checkpoints / f"step-{step}"
     files = {}
     for path in records.files_below(folder):
         files[path.relative_to(folder).as_posix()] = _stored(path)
-    manifest = StoredCheckpoint(step=step, files=files)
-    content = _CHECKPOINT.dump_json(manifest).decode()
-    name = f"step-{step}"
-    if store.read(f"{name}/{MANIFEST}", _MOST_BYTES) != content:
-        copies = []
-        for each, facts in files.items():
-            copies.append(_copy(store, folder / each, paths.root, f"{name}/{each}", facts))
-        store.put(copies)
-        store.write(f"{name}/{MANIFEST}", content)
-    return manifest.size
+    return StoredCheckpoint(step=step, files=files)
+
+
+def is_stored(store: Store, checkpoint: StoredCheckpoint) -> bool:
+    """Whether the store has all of a checkpoint."""
+    return store.read(_manifest_of(checkpoint), _MOST_BYTES) == _content(checkpoint)
+
+
+def put_checkpoint(
+    store: Store, paths: RunPaths, checkpoint: StoredCheckpoint, there: Collection[str] = ()
+) -> None:
+    """Write a checkpoint of a run directory, the manifest last.
+
+    Files in `there` are in the store already.
+    """
+    folder = paths.checkpoints / f"step-{checkpoint.step}"
+    copies = []
+    for each, facts in checkpoint.files.items():
+        if each not in there:
+            name = f"{folder.name}/{each}"
+            copies.append(_copy(store, folder / each, paths.root, name, facts))
+    store.put(copies)
+    store.write(_manifest_of(checkpoint), _content(checkpoint))
+
+
+def _manifest_of(checkpoint: StoredCheckpoint) -> str:
+    return f"step-{checkpoint.step}/{MANIFEST}"
+
+
+def _content(checkpoint: StoredCheckpoint) -> str:
+    return _CHECKPOINT.dump_json(checkpoint).decode()
 
 
 def trim(store: Store, most: int) -> None:

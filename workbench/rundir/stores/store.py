@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from workbench.base import entries
 from workbench.base.child import HELPER, child_environment, main_of, start
 from workbench.base.errors import RunError
-from workbench.base.json_values import as_int, as_objects, as_str, get_object
+from workbench.base.json_values import as_int, as_list, as_objects, as_str, get_object
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.base.redact import Redactor
@@ -45,6 +45,21 @@ class Copy:
     bytes: int
     sha256: str = ""
     """SHA-256 of the content. Empty: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """An upload in parts, which anybody with its links can carry out."""
+
+    name: str
+    """Name of the object below the store's address."""
+    bytes: int
+    upload: str
+    """The store's own name of the upload."""
+    part_bytes: int
+    """Bytes of every part but the last."""
+    links: Sequence[str] = field(repr=False)
+    """Addresses to write the parts to, in order. Each is the right to write its part."""
 
 
 class Store:
@@ -115,6 +130,33 @@ class Store:
     def put(self, copies: Sequence[Copy]) -> Sequence[str]:
         """Copy files to objects, in their order. Return the SHA-256 of every object."""
         return self._copy("written to", "put", copies)
+
+    def begin(self, name: str, size: int) -> Parts:
+        """Begin the upload of an object in parts. Only stores with the S3 protocol can."""
+        answer = self._ask("written to", op="begin", address=self.at(name), bytes=size)
+        return Parts(
+            name=name,
+            bytes=size,
+            upload=as_str(answer.get("upload")),
+            part_bytes=as_int(answer.get("part_bytes")) or size,
+            links=[as_str(link) for link in as_list(answer.get("links"))],
+        )
+
+    def join(self, parts: Parts, tags: Sequence[str]) -> None:
+        """Make the object of its uploaded parts. `tags` are the store's receipts, in order."""
+        self._ask(
+            "written to",
+            op="join",
+            address=self.at(parts.name),
+            upload=parts.upload,
+            bytes=parts.bytes,
+            tags=[*tags],
+        )
+
+    def drop(self, parts: Parts) -> None:
+        """Remove the uploaded parts of an object."""
+        address = self.at(parts.name)
+        self._ask("cleaned up", op="drop", address=address, upload=parts.upload)
 
     def write(self, name: str, content: str) -> None:
         """Write a small object."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,9 @@ _MOST_WORDS = 400
 _CONNECT_S = 10
 _READ_S = 60
 _TRIES = 3
+_PART_BYTES = 64 << 20
+_MOST_PARTS = 5_000  # S3 takes 10,000
+_LINK_S = 6 * 3600
 # Errors of botocore, google-auth and huggingface_hub for missing or invalid credentials, by class.
 _NO_CREDENTIALS = (
     "NoCredentialsError",
@@ -182,6 +186,53 @@ def _write(operation: Mapping[str, Any]) -> Answer:
     return {}
 
 
+def _begin(operation: Mapping[str, Any]) -> Answer:
+    """Begin an upload in parts. A link is the right to write one part, for some hours.
+
+    S3 alone has such uploads.
+    """
+    from fsspec.asyn import sync
+
+    store = _store(operation["address"])
+    names = _names(store, operation)
+    upload = store.call_s3("create_multipart_upload", **names)["UploadId"]
+    part_bytes = max(_PART_BYTES, math.ceil(operation["bytes"] / _MOST_PARTS))
+    links = []
+    for number in range(math.ceil(operation["bytes"] / part_bytes)):
+        part = {**names, "UploadId": upload, "PartNumber": number + 1}
+        sign = store.s3.generate_presigned_url
+        links.append(sync(store.loop, sign, "upload_part", Params=part, ExpiresIn=_LINK_S))
+    return {"upload": upload, "part_bytes": part_bytes, "links": links}
+
+
+def _join(operation: Mapping[str, Any]) -> Answer:
+    """Make an object of uploaded parts, and check the size."""
+    address = operation["address"]
+    store = _store(address)
+    parts = []
+    for number, tag in enumerate(operation["tags"], start=1):
+        parts.append({"PartNumber": number, "ETag": tag})
+    upload = {"UploadId": operation["upload"], "MultipartUpload": {"Parts": parts}}
+    store.call_s3("complete_multipart_upload", **_names(store, operation), **upload)
+    size = store.info(address)["size"]
+    if size != operation["bytes"]:
+        raise ValueError(f"{address} has {size} bytes after the upload of {operation['bytes']}")
+    return {}
+
+
+def _drop(operation: Mapping[str, Any]) -> Answer:
+    """Remove the parts of an upload that did not end."""
+    store = _store(operation["address"])
+    names = _names(store, operation)
+    store.call_s3("abort_multipart_upload", **names, UploadId=operation["upload"])
+    return {}
+
+
+def _names(store: Any, operation: Mapping[str, Any]) -> dict[str, str]:
+    bucket, key, _ = store.split_path(operation["address"])
+    return {"Bucket": bucket, "Key": key}
+
+
 def _remove(operation: Mapping[str, Any]) -> Answer:
     """Remove objects, in their order. A missing object is no error."""
     for address in operation["addresses"]:
@@ -199,6 +250,9 @@ _OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
     "read": _read,
     "put": _put,
     "write": _write,
+    "begin": _begin,
+    "join": _join,
+    "drop": _drop,
     "remove": _remove,
 }
 
@@ -215,6 +269,8 @@ def _store(address: str) -> Any:
             "connect_timeout": _CONNECT_S,
             "read_timeout": _READ_S,
             "retries": {"max_attempts": _TRIES, "mode": "standard"},
+            # By default, links have the older signature, which newer regions refuse.
+            "signature_version": "s3v4",
         }
         options["config_kwargs"] = limits
     return fsspec.filesystem(scheme, **options)

@@ -19,7 +19,7 @@ from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import open_record, records
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.files.records import size_of
-from workbench.base.json_values import as_int
+from workbench.base.json_values import as_int, as_list, as_str
 from workbench.base.messages.lines import from_line, to_line
 from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
@@ -253,6 +253,28 @@ def send_between(
         raise RemoteError(str(error), host=taker.host) from error
     if facts["sha256"] != offer.sha256:
         raise RemoteError("it arrived as another file", host=taker.host)
+
+
+def upload_file(
+    route: SshRoute,
+    remote: str,
+    links: Sequence[str],
+    part_bytes: int,
+    tell: Progress = lambda _done, _size: None,
+) -> tuple[str, list[str]]:
+    """Have a pod send a file to an object store, in parts of `part_bytes`, one for each link.
+
+    Return the SHA-256 of what was sent, and the store's receipts of the parts. Raise RemoteError
+    if the pod does not reach the store. What `tell` raises ends the upload.
+    """
+    try:
+        with _far_end(route, "upload", remote) as pipe:
+            _send(pipe, to_line({"part_bytes": part_bytes, "links": [*links]}), route)
+            while "sha256" not in (facts := _read_message(pipe, route)):
+                tell(_number(facts, "done", route), _number(facts, "size", route))
+    except Broken as error:
+        raise RemoteError(str(error), host=route.host) from error
+    return as_str(facts["sha256"]), [as_str(tag) for tag in as_list(facts.get("tags"))]
 
 
 @dataclass(slots=True)
