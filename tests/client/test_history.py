@@ -13,12 +13,14 @@ from ipywidgets.widgets.widget import _instances
 from tests.support.poll import until
 from tests.support.sentences import sentence
 from tests.support.writtenrun import write_run
-from workbench.base.display_protocol import as_text
+from workbench.base.display_protocol import as_html, as_text
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.table import Spark, cell_text
 from workbench.client.run import Run
 from workbench.display.kit.widgets import VIEW
 from workbench.finetune.notebook.history import history
+from workbench.rundir.figures.glimpse import some_losses
 from workbench.rundir.paths import RunPaths
 
 TOKEN = "hf_" + "a1" * 12
@@ -164,11 +166,11 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
         "#",
         "run",
         "state",
-        "when",
-        "eval loss",
         "technique",
         "learning rate",
         "seed",
+        "eval loss",
+        "when",
         "train loss",
         "duration",
         "pod-hours",
@@ -181,6 +183,19 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
         "the same in all runs: technique zero1, pods 2, model tiny-t5"
         in history(folder, state="succeeded").table().caption
     )
+
+
+def test_a_long_run_has_a_small_curve_of_its_losses(tmp_path: Path) -> None:
+    written = write_run(tmp_path / "long")
+    for step in range(1, 1001):
+        written.step(step, max_steps=1000)
+    losses = some_losses(written.paths)
+    assert 8 <= len(losses) <= 16
+    assert list(losses) == sorted(losses, reverse=True)
+    (row,) = history(tmp_path).table().rows
+    (curve,) = (cell for cell in row if isinstance(cell, Spark))
+    assert (cell_text(curve)[0], cell_text(curve)[-1]) == ("█", "▁")
+    assert "<polyline" in as_html(history(tmp_path))
 
 
 def test_runs_are_filtered_and_sorted(folder: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from workbench.display.compose.composition import Composition, find_problems
-from workbench.display.compose.fields import FIELDS
+from workbench.display.compose.fields import COLUMNS, FIELDS
+from workbench.display.compose.form import compose
 from workbench.finetune.job.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec
 
@@ -68,6 +71,28 @@ def test_several_mistakes_are_all_found() -> None:
         count=0, dataset="nothing", precision="fp16", technique="single", launcher="openmpi"
     )
     assert set(find_problems(wrong)) == {"count", "dataset", "precision", "technique", "launcher"}
+
+
+def test_columns_are_chosen_beside_the_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tickets.csv").write_text("Customer Message ,Team\nWhere is it?,orders\n" * 9)
+    form = compose(dataset="tickets.csv")
+    columns = {"source": "Customer Message ", "target": "Team"}
+    proposed = json.dumps(columns)
+    assert form.columns == form.widget.state["columns"] == proposed
+    assert proposed in str(form) and str(escape(proposed)) in form._repr_html_()
+    form.choose(form.composition.replace(**{COLUMNS: proposed}))
+    files = {"kind": "files", "train": "tickets.csv"}
+    assert form.composition.make_job().dataset == {**files, "columns": columns}
+    assert form.columns == ""
+    named = form.composition.replace(**{COLUMNS: "source=a, target=b"})
+    assert named.make_job().dataset == {**files, "columns": {"source": "a", "target": "b"}}
+    Path("tickets.csv").write_text("Message,Team\nWhere is it?,orders\n" * 9)
+    assert compose(dataset="tickets.csv").columns == "source=Message, target=Team"
+    refused = find_problems(Composition(**{"dataset": "wikisql-mini", COLUMNS: "source=a"}))
+    assert "is not known" in refused[COLUMNS]
 
 
 def test_the_job_is_what_was_chosen() -> None:

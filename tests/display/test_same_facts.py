@@ -21,13 +21,16 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.client.tables.comparison import RunComparison
+from workbench.client.tables.history import History
 from workbench.client.tensorboard.board import Board
 from workbench.display.cluster import ClusterView, cluster_doc
 from workbench.display.failure import FaultCard, fault_card
 from workbench.display.kit.doc import to_html, to_text
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text, run_view_doc
+from workbench.finetune.answers.predictions import Answers
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.table import PlanTable
 from workbench.finetune.profile.parse import Profile
 from workbench.handover.kubeflow.manifest import Manifest
 from workbench.keeper.launch import LaunchCommand
@@ -146,7 +149,10 @@ def test_tables_of_every_view_state_the_same_in_text_and_html(
 IN_FOLDS = {Profile, Run, RunComparison}
 """Views whose HTML unfolds what the text names by a call, or shows on its own lines (`APART`)."""
 ALONE = {
+    Answers: {"more", "columns"},
     BenchmarkResult: {"more", "columns"},
+    History: {"more", "columns"},
+    PlanTable: {"more", "columns"},
     FaultCard: {"traceback", "3"},
     LaunchCommand: {"launch", "command"},
 }

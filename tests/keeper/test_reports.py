@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import queue
@@ -21,6 +22,7 @@ from workbench.jobs.job import Traits
 from workbench.keeper.watch import pod as module
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.pods.pod import Phase, Pod
+from workbench.rundir.figures.samples import Sample
 from workbench.rundir.outcome import RankStatus
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.paths import RunPaths
@@ -371,9 +373,11 @@ def test_the_loss_of_an_agent_has_the_best_known_cause(hand: Hand) -> None:
 # Samples.
 
 
-def report(pod: Pod = POD, *, gib: float = 1.0, phase: str = "running", **more: Any) -> PodReport:
+def report(
+    pod: Pod = POD, *, gib: float = 1.0, phase: str = "running", cpu_s: float = 0.0, **more: Any
+) -> PodReport:
     ranks = [
-        RankStatus(rank=number, pod=pod, phase=phase, rss_bytes=round(gib * 2**30))
+        RankStatus(rank=number, pod=pod, phase=phase, rss_bytes=round(gib * 2**30), cpu_s=cpu_s)
         for number in (0, 1)
     ]
     return PodReport(pod=pod, ranks=ranks, **more)
@@ -394,6 +398,18 @@ def test_memory_is_sampled_every_some_seconds_by_pod(hand: Hand) -> None:
     assert sampler.sample(report()) is None
     hand.now += 0.1
     assert sampler.sample(report()) is not None
+
+
+def test_the_cores_in_use_are_the_cpu_time_between_two_samples(hand: Hand) -> None:
+    sampler = Sampler(hand)
+    cores = []
+    for cpu_s in (3.0, 10.5, 1.0, 1.0):
+        sample = sampler.sample(report(cpu_s=cpu_s))
+        assert sample is not None
+        assert Sample.read(json.loads(sample.to_line())) == sample
+        cores.append(sample.cpu_cores)
+        hand.now += 10.0
+    assert cores == [None, 1.5, None, 0.0], "a restart begins with less CPU time"
 
 
 def test_a_gpu_that_does_not_answer_is_named_once_and_again_when_it_answers(hand: Hand) -> None:

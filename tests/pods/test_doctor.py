@@ -20,6 +20,7 @@ from tests.pods.conftest import Launched, on_pods
 from tests.support.poll import until
 from tests.support.sentences import says
 from workbench.agent.probe.examine import compile_locks, limits
+from workbench.base.display_protocol import as_text
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_result
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
@@ -445,6 +446,21 @@ class Seen(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.parts.append(data)
+
+
+def test_pods_that_are_alike_share_a_column_with_the_details_of_all() -> None:
+    def host(number: int, torch: str) -> HostReport:
+        findings = (
+            Finding(check="ssh", verdict=Verdict.GOOD, detail=f"0.{number} s"),
+            Finding(check="torch", verdict=Verdict.GOOD, detail=torch),
+        )
+        return HostReport(pod=f"pod-{number}", address=f"10.0.0.{number}", findings=findings)
+
+    hosts = (host(1, "2.13.0"), host(2, "2.12.0"), host(3, "2.13.0"))
+    text = as_text(Diagnosis(hosts=hosts, hosts_s=0.1))
+    assert "pod-1 10.0.0.1 and 1 alike" in text and "pod-2 10.0.0.2" in text
+    assert "✓ 0.1 s, 0.3 s" in text
+    assert "pod-3" not in text
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:

@@ -201,6 +201,7 @@ class Page(HTMLParser):
         self.rows: list[list[str]] = []
         self._parts: list[str] = []
         self._open: list[str] = []
+        self._hidden = False  # a cell that stands in another table in a wide window
         self.feed(text.replace(SORT, ""))
         self.text = " ".join(" ".join(self._parts).split())
 
@@ -211,14 +212,18 @@ class Page(HTMLParser):
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th") and self.rows:
-            self.rows[-1].append("")
+            self._hidden = "display: none" in (dict(attrs).get("style") or "")
+            if not self._hidden:
+                self.rows[-1].append("")
 
     def handle_endtag(self, tag: str) -> None:
         if tag in self._open:
             self._open.remove(tag)
+        if tag in ("td", "th"):
+            self._hidden = False
 
     def handle_data(self, data: str) -> None:
-        if {"style", "script"} & {*self._open}:
+        if self._hidden or {"style", "script"} & {*self._open}:
             return
         self._parts.append(data)
         if self._open and "small" not in self._open and self.rows and self.rows[-1]:

@@ -38,6 +38,21 @@ class Bar:
     """The bar in words, for readers who cannot see it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """A small curve, without axes."""
+
+    values: tuple[float, ...]
+    """Values at equal distances, at least two."""
+
+    @property
+    def heights(self) -> list[float]:
+        """Values as shares of their range, 0 to 1."""
+        lowest = min(self.values)
+        span = max(self.values) - lowest
+        return [(value - lowest) / span if span else 0.5 for value in self.values]
+
+
 Tone = Literal["good", "bad", "warn", "busy", "quiet", ""]
 
 
@@ -52,10 +67,11 @@ class Toned:
     """Small text in a line below."""
 
 
-Cell = str | Marked | Bar | Toned
+Cell = str | Marked | Bar | Spark | Toned
 DONE = "#"
 """Name of the part of a bar that is progress."""
 _BAR = 24  # letters
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _BETWEEN = "  "
 _ROOM = 150  # columns of a text outside of a terminal, such as the text of a notebook's output
 Key = float | str | None
@@ -235,6 +251,8 @@ def cell_text(cell: Cell, cut: bool = False) -> str:
             return " ".join(words)
         case Bar():
             return _bar_text(cell)
+        case Spark():
+            return "".join(_BLOCKS[round(7 * height)] for height in cell.heights)
         case Toned():
             return strip_controls(f"{cell.text} {cell.beneath}" if cell.beneath else cell.text)
     shown = strip_controls(cell)

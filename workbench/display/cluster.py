@@ -50,6 +50,8 @@ class ClusterView:
     """The pods at the last look; empty before their start."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """Memory in use by the runs in progress, GiB, by address."""
+    cores: Mapping[str, float] = field(default_factory=dict)
+    """CPU cores in use by the runs in progress, by address."""
     load: Mapping[str, float] = field(default_factory=dict)
     """Load of the pods' GPUs, 0 to 1, by address."""
     runs: Mapping[str, str] = field(default_factory=dict)
@@ -95,6 +97,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     is_over = status.phase in ("closed", "failed", "lost")
     # Memory is known only while a run reports samples.
     memory = {}
+    cores = {}
     load = {}
     on_pod: dict[str, str] = {}
     for run in runs:
@@ -103,6 +106,8 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
         for address, host in run.memory.items():
             if host.gib.last:
                 memory[address] = host.gib.last
+            if host.cpu_cores is not None:
+                cores[address] = host.cpu_cores
             if host.gpu_percent is not None:
                 load[address] = host.gpu_percent / 100
     return ClusterView(
@@ -114,6 +119,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
         count=count,
         pods=status.pods or _arriving(status, count),
         memory=memory,
+        cores=cores,
         load=load,
         runs=on_pod,
     )
@@ -186,6 +192,7 @@ def cluster_grid(view: ClusterView) -> Grid:
     notes = ["note"] if any(pod.message for pod in pods) else []
     in_use = {
         "memory in use": {address: gib(used) for address, used in view.memory.items()},
+        "cores in use": {address: f"{used:.1f}" for address, used in view.cores.items()},
         "GPU load": {address: percent(load) for address, load in view.load.items()},
         "run": view.runs,
     }
@@ -203,7 +210,7 @@ def cluster_grid(view: ClusterView) -> Grid:
     return Grid(
         columns=("pod", "phase", "address", "slots", *in_use, *shown, *notes),
         rows=rows,
-        right={"slots", "memory in use", "GPU load"},
+        right={"slots", "memory in use", "cores in use", "GPU load"},
         whole={"pod", "phase", "address"},
         caption=f"Cluster {phase}: {view.message}" if view.message else f"Cluster {phase}",
         stay=("pod", "phase"),

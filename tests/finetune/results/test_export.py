@@ -106,6 +106,9 @@ def test_a_whole_model_is_written_sharded_in_another_format_and_starts_elsewhere
         ].values()
     ) == set(shards)
     assert made.size == sum(path.stat().st_size for path in made.folder.iterdir())
+    new = tmp_path / "new file"
+    new.touch()
+    assert {path.stat().st_mode for path in made.folder.iterdir()} == {new.stat().st_mode}
     assert [path.name for path in made.folder.parent.iterdir()] == [
         "model"
     ]  # no part of it is left

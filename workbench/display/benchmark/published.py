@@ -37,7 +37,6 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         "GPU memory GB": [
             "out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows
         ],
-        "note": [strip_controls(row.note) for row in rows],
     }
     # A column that a source never states becomes a word of the caption.
     titles = []
@@ -55,7 +54,9 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
     return Grid(
         columns=titles,
         rows=written,
-        right=set(titles) - {"model", "technique", "on each", "note"},
-        whole=set(titles) - {"note"},
+        right=set(titles) - {"model", "technique", "on each"},
+        whole=titles,
+        stay=("model", "technique", "pods"),
+        under=[row.note for row in rows],
         caption=f"Published, not measured here: {strip_controls(source)}{absent}",
     )

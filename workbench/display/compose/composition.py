@@ -10,7 +10,8 @@ from typing import Any
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
 from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
-from workbench.finetune.data.sources.dataset import dataset_from
+from workbench.finetune.data.sources.dataset import dataset_from, written_out
+from workbench.finetune.data.sources.files import RowFiles
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check, known
@@ -109,6 +110,8 @@ class Composition(Mapping[str, Any]):
             inner = self.options(record)
             if inner:
                 options[name] = inner
+        if columns := self.options(RowFiles):
+            options["dataset"] = {**written_out(options["dataset"]), **columns}
         unused = set()
         if options.get("max_steps"):
             unused.add("epochs")

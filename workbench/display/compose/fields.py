@@ -11,6 +11,7 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.record import Option, Record
 from workbench.finetune.data.sources.dataset import NAMED
+from workbench.finetune.data.sources.files import RowFiles
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.metrics import METRICS
@@ -93,10 +94,13 @@ _MAIN = {
     "local_sgd.sync_steps",
 }
 """Options that most people set. The other options are in a fold."""
+COLUMNS = "dataset.columns"
+"""Field for the columns of the dataset's files."""
 _MAIN_OF_PLACE = 6  # the first options of a place are its address and access
 _PROPOSALS: Mapping[str, Sequence[str]] = {
     "model": (TINY_T5, TINY_LLAMA, "t5-small", "google/flan-t5-small"),
     "dataset": tuple(NAMED),
+    COLUMNS: ("source=question, target=answer",),
     "prompt": PROMPTS,
     "metrics": METRICS,
     "report_to": tuple(TRACKERS),
@@ -266,6 +270,10 @@ def _fields() -> Iterator[FormField]:
                     )
             elif option.name not in ("backend", "pods") and record.model_fields[option.name].repr:
                 yield _field(record, option, "", section)
+            if option.name == "dataset":
+                for each in RowFiles.options():
+                    if f"dataset.{each.name}" == COLUMNS:
+                        yield _field(RowFiles, each, "dataset", section, is_main=True)
         # Options of the places stand behind the pods, and show for the chosen place alone.
         if record is PodSpec:
             for kind in KINDS:

@@ -21,8 +21,8 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.table import facts
 from workbench.benchmark.cluster import Cluster
 from workbench.display.compose.composition import Composition
-from workbench.display.compose.fields import FIELDS, SECTIONS
-from workbench.display.compose.lists import proposals_in
+from workbench.display.compose.fields import COLUMNS, FIELDS, SECTIONS
+from workbench.display.compose.lists import columns_for, proposals_in
 from workbench.display.compose.preview import Preview, count_memory, preview_of
 from workbench.display.kit.doc import (
     Block,
@@ -111,6 +111,15 @@ class Form:
         self.rows = preview_rows(self.composition.make_job())
         return self.rows
 
+    @property
+    def columns(self) -> str:
+        """Proposed columns of a dataset whose columns are unclear. Empty: none are needed."""
+        chosen = self.composition
+        is_other = chosen["method"] != FIELDS["method"].default  # which has forms of its own
+        if self.preview.problems or chosen[COLUMNS] or is_other:
+            return ""
+        return columns_for(chosen.value("dataset"))
+
     def start(self) -> Run:
         """Start the pods and submit the job; returns when it is submitted."""
         composition = self.composition
@@ -179,6 +188,9 @@ class Form:
             model = str(self.composition["model"])
             if remark := toy_remark(model):
                 blocks.append(Note(f"Model {model}: {remark}.", "warning"))
+            if columns := self.columns:
+                unclear = f"The columns of {self.composition['dataset']} are unclear."
+                blocks.append(Note(f"{unclear} Write into Columns: {columns}", "warning"))
             blocks += [Note(preview.batch, "plain"), memory, Code(preview.cell, "Python cell")]
         for title, page in preview.pages.items():
             parts: list[Block] = [Code(page.text)] if page.text else []
@@ -233,6 +245,7 @@ class _FormView:
             "status": "",
             "is_bad": False,
             "cell": "",
+            "columns": "",
             "can_cancel": False,
         }
         self._counting = threading.Lock()
@@ -296,7 +309,7 @@ class _FormView:
         with self._drawing:
             preview = self._form.preview
             self.widget.problems = dict(preview.problems)
-            self._say(cell=preview.cell)
+            self._say(cell=preview.cell, columns=self._form.columns)
             folded = bool(self._state["folded"])
             bundle = to_bundle(self._form.doc(folded=folded, problems_in=self.widget.instead_of))
             if self._shown and self._shown != bundle:

@@ -11,17 +11,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from workbench.base.files import read_json, records
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, records, user_path
 from workbench.base.json_values import as_str, get_object
 from workbench.base.words import strip_controls
+from workbench.finetune.data.rows import UnknownForm, row_from
+from workbench.finetune.data.sources.dataset import written_out
 from workbench.finetune.data.sources.hub import Hub
-from workbench.finetune.data.sources.read import ENDS
+from workbench.finetune.data.sources.read import ENDS, read_rows
 from workbench.finetune.options.model.models import hub_cache
 from workbench.rundir.catalog.find import find_all
 from workbench.rundir.paths import RunPaths
 
 Proposal = tuple[str, str]
 """Value of a field, and the origin of the value."""
+_TEXT = (".csv", ".tsv", ".jsonl")  # files whose first row is read at once
 _MOST = 40  # entries of a list
 _FOLDERS = 100  # of a folder
 _RUNS = 20
@@ -61,6 +65,27 @@ def proposals_in(folder: Path) -> Mapping[str, Sequence[Proposal]]:
         else:
             add(datasets, _written({"kind": Hub.kind, "name": name}), "in the cache of the hub")
     return {"model": [*models.items()][:_MOST], "dataset": [*datasets.items()][:_MOST]}
+
+
+def columns_for(dataset: object) -> str:
+    """Return columns to propose for a file of rows whose first row is unclear. Empty: none."""
+    given = written_out(dataset)
+    path = given.get("train")
+    if "columns" in given or not isinstance(path, str) or not path.endswith(_TEXT):
+        return ""
+    try:
+        for where, row in read_rows(user_path(path), {}):
+            row_from(row, where)
+            break
+    except UnknownForm as error:
+        pairs = [f"{field}={name}" for field, name in error.columns.items()]
+        is_plain = all(
+            pair.count("=") == 1 and "," not in pair and pair == pair.strip() for pair in pairs
+        )
+        return ", ".join(pairs) if is_plain else json.dumps(dict(error.columns))
+    except (WorkbenchError, OSError):
+        return ""  # other checks refuse the file
+    return ""
 
 
 def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:

@@ -44,14 +44,18 @@ _TONES = {
     "busy": "#1976d2",
     "quiet": "#707070",
 }
-_CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without tick boxes
+_ROOMS_PX = (490, 690, 840, 1050)  # of a notebook's cell, without tick boxes; `sheet.css` has these
+_BAR_PX = 130  # the least width of a bar
 _LETTER_PX = 7.6
 _BETWEEN_PX = 16.0
 _ROUND_PX = 8  # digits and bold letters are wider than most
 _MOST_PX = 220  # width of a column that stays in sight; longer texts have several lines
+_LEAST_PX = 100
+_STAY_SHARE = 0.2  # of a narrow cell, for a column that stays in sight
+_PROSE_PX = 140  # the least width of a column of sentences
 _STAYING = (
-    "; position: sticky; left: {left}px; z-index: 1; box-sizing: border-box; width: {width}px; "
-    "min-width: {width}px; max-width: {width}px; "
+    "; position: sticky; left: calc({left}); z-index: 1; box-sizing: border-box; width: {width}; "
+    "min-width: {width}; max-width: {width}; "
     "background: var(--wb-page, var(--jp-layout-color0, var(--vscode-editor-background, Canvas)))"
 )
 _SPECIAL = re.compile(
@@ -110,6 +114,7 @@ def _environment() -> Environment:
     )
     environment.filters["plain"] = lambda text: escape(strip_controls(text))
     environment.filters["middle_cut"] = lambda text: escape(middle_cut(strip_controls(text)))
+    environment.filters["cell_text"] = cell_text
     environment.filters["tokens"] = _tokens
     environment.filters["lines"] = _kept_lines
     environment.filters["key"] = _key
@@ -159,15 +164,19 @@ def _source(name: str) -> str:
 
 
 def html_table(grid: Grid) -> str:
-    """Draw a table. Columns of a grid with `stay` that are out of sight in a cell are in a fold."""
+    """Draw a table. Columns of a grid with `stay` that have no room in a cell are in a fold."""
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
-    first, more = _split(grid)
+    rooms = _rooms(grid)
+    first = [n for n, room in enumerate(rooms) if room < len(_ROOMS_PX)]
+    more = [n for n, room in enumerate(rooms) if room]
+    stay = [n for n, title in enumerate(grid.columns) if title in grid.stay]
     return str(
         render(
             "table.html",
             grid=grid,
             first=first,
-            more=more,
+            more=[*stay, *more] if more else [],
+            rooms=rooms,
             styles=_styles(grid),
             cut=[title in grid.cut for title in grid.columns],
             bars={**bars, DONE: _TONES["busy"]},
@@ -183,23 +192,35 @@ def _column_px(title: str, texts: Iterable[str]) -> float:
     return _LETTER_PX * longest + _BETWEEN_PX
 
 
-def _split(grid: Grid) -> tuple[list[int], list[int]]:
-    """Return the columns with room in a cell, and the other columns."""
-    first = []
-    more = []
-    reach = 0.0
-    for number, title in enumerate(grid.columns):
-        texts = _texts(grid, title)
-        if title not in grid.whole and title not in grid.right:
-            texts = [word for text in texts for word in text.split()]
-        reach += _column_px(title, texts)
-        if not grid.stay or title in grid.stay or reach < _CELL_PX:
-            first.append(number)
-        else:
-            more.append(number)
-    if more:
-        more = [n for n, title in enumerate(grid.columns) if title in grid.stay] + more
-    return first, more
+def _rooms(grid: Grid) -> list[int]:
+    """Return how many of the widths of `_ROOMS_PX` are too narrow for each column."""
+    rooms = [0] * len(grid.columns)
+    for room in _ROOMS_PX:
+        reach = 0.0
+        for number, title in enumerate(grid.columns):
+            reach += _least_px(grid, number, room)
+            if grid.stay and title not in grid.stay and reach > room:
+                rooms[number] += 1
+    return rooms
+
+
+def _least_px(grid: Grid, number: int, room: int) -> float:
+    """Return the approximate least width of a column in a cell of `room` pixels."""
+    title = grid.columns[number]
+    if title in grid.stay:
+        return min(_stay_px(grid, title), max(_LEAST_PX, _STAY_SHARE * room))
+    texts = _texts(grid, title)
+    if title in grid.whole or title in grid.right:
+        is_bar = any(isinstance(row[number], Bar) for row in grid.rows)
+        return max(_column_px(title, texts), _BAR_PX * is_bar)
+    words = [word for text in texts for word in text.split() if len(word) <= _WORD]
+    is_prose = any(len(text) > _PROSE for text in texts)
+    return max(_column_px(title, words), _PROSE_PX * is_prose)
+
+
+def _stay_px(grid: Grid, title: str) -> int:
+    """Return the width of a column that stays in sight."""
+    return min(_MOST_PX, round(_ROUND_PX + _column_px(title, _texts(grid, title))))
 
 
 def _styles(grid: Grid) -> list[str]:
@@ -207,13 +228,14 @@ def _styles(grid: Grid) -> list[str]:
     loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
     prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
     styles = []
-    left = 0
+    left = "0px"
     for title in grid.columns:
         style = _style(grid, title, 90 // len(prose) if title in prose else 0)
         if title in grid.stay:
-            width = min(_MOST_PX, round(_ROUND_PX + _column_px(title, _texts(grid, title))))
+            share = f"max({_LEAST_PX}px, {100 * _STAY_SHARE:g}cqw)"
+            width = f"min({_stay_px(grid, title)}px, {share})"
             style += _STAYING.format(left=left, width=width)
-            left += width
+            left += f" + {width}"
         styles.append(style)
     return styles
 
@@ -228,8 +250,9 @@ def _style(grid: Grid, title: str, share: int) -> str:
         space = _wrap(grid, title)
     # Columns of sentences share the room equally and stay wide enough to
     # read in a table that scrolls.
-    wide = f"; min-width: 14em; width: {share}%" if share else ""
-    return f"text-align: {side}; padding: 2px 8px; vertical-align: top; {border}; {space}{wide}"
+    wide = f"; min-width: 14em; min-width: min(14em, 16cqw); width: {share}%" if share else ""
+    pad = "padding: 2px 8px; padding: 2px clamp(4px, 1cqw, 8px)"
+    return f"text-align: {side}; {pad}; vertical-align: top; {border}; {space}{wide}"
 
 
 def _wrap(grid: Grid, title: str) -> str:

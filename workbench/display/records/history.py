@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from workbench.base.table import Grid, Tone, Toned
+from workbench.base.table import Cell, Grid, Spark, Tone, Toned
 from workbench.base.words import (
     UNKNOWN,
     count,
@@ -44,6 +44,8 @@ from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import plot_svg
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
+from workbench.rundir.figures.glimpse import some_losses
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 
 _RUNS = 50
@@ -170,12 +172,13 @@ def _legend(plot: Plot) -> list[str]:
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
-    """Return the runs as a table: results first, then options that differ, notes and folders."""
+    """Return the runs as a table: options that differ, results, notes and folders."""
     shown = history[:limit]
     rows = []
     for place, (row, record) in enumerate(zip(shown.rows(), shown.records, strict=True)):
         disk = None if record.is_live else bytes_of_run(record.path)
-        names = {"#": place, "run": record.name or record.id, "disk": disk}
+        losses = tuple(some_losses(RunPaths(record.path)))
+        names = {"#": place, "run": record.name or record.id, "disk": disk, "losses": losses}
         rows.append({**row, **names, "folder": _near(record, history.folder)})
     metrics = [figure(each.key, each.title, each.write) for each in shown.metrics()]
     options = [_option(name, values) for name, values in shown.options().items()]
@@ -185,7 +188,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     formats = []
     same = []
     first, rest = options[:_FIRST_OPTIONS], options[_FIRST_OPTIONS:]
-    for each in (*_RESULTS, *first, note, *_MORE, *metrics, *rest, folder):
+    for each in (*_NAMES, *first, *_RESULTS, note, *_MORE, *metrics, *rest, folder):
         values = {row.get(each.name) for row in rows} if each.above else set()
         if len(values) != 1 or len(rows) == 1:
             formats.append(each)
@@ -230,6 +233,10 @@ def _state(state: str) -> Toned:
     return Toned(f"● {state}", _TONES.get(state, "busy"))
 
 
+def _spark(losses: tuple[float, ...]) -> Cell:
+    return Spark(losses) if len(losses) > 1 else UNKNOWN
+
+
 def _size(bytes_: int | None) -> str:
     return UNKNOWN if bytes_ is None else size(bytes_)
 
@@ -238,19 +245,23 @@ def _when(at_s: float | None) -> str:
     return moment(at_s, "%Y-%m-%d %H:%M")
 
 
-_RESULTS = (
+_NAMES = (
     figure("#", "#", str),
     Format(name="run", title="run"),
     Format(name="state", title="state", write=_state),
-    Format(name="submitted_s", title="when", write=_when),
-    FIGURES["eval_loss"],
-    figure("exact_match", "exact match", percent),
-    FIGURES["train_samples_per_s"],
     Format(name="technique", title="technique", above=True),
-    FIGURES["pods"],
 )
 """Columns before the options that differ."""
+_RESULTS = (
+    Format(name="losses", title="loss curve", write=_spark),
+    FIGURES["eval_loss"],
+    Format(name="submitted_s", title="when", write=_when),
+    figure("exact_match", "exact match", percent),
+    FIGURES["train_samples_per_s"],
+)
+"""Columns behind the first options that differ."""
 _MORE = (
+    FIGURES["pods"],
     FIGURES["train_loss"],
     FIGURES["duration_s"],
     FIGURES["gpu_hours"],
@@ -260,7 +271,7 @@ _MORE = (
     figure("disk", "on disk", _size),
     Format(name="model", title="model", cut=True, above=True),
 )
-"""Columns behind the options that differ."""
+"""Columns that are folded first."""
 _FIRST_OPTIONS = 3
 
 

@@ -146,9 +146,9 @@ def _grid(table: PlanTable) -> Grid:
     first = [
         *_JUDGED,
         *measured,
-        "largest micro-batch",
         f"memory of a {_place(table)}{has}",
         f"needed {unit}",
+        "largest micro-batch",
     ]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
     best = table.cheapest
@@ -161,9 +161,9 @@ def _grid(table: PlanTable) -> Grid:
             row.technique,
             f"{_MARKS.get(row.fit, '')}{row.fit}",
             *(_measured_cells(row, size) if measured else ()),
-            UNKNOWN if row.micro_batch is None else count(row.micro_batch),
             UNKNOWN if memory is None else _bar(table, memory, row),
             UNKNOWN if memory is None else _written(memory.total, size),
+            UNKNOWN if row.micro_batch is None else count(row.micro_batch),
             UNKNOWN if row.host is None else _written(row.host.total, size),
         ]
         rows.append(cells[: len(titles)])

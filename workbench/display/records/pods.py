@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from workbench.base.table import Cell, Grid, Tone, Toned
-from workbench.base.words import UNKNOWN, duration, gib, number, pluralize
+from workbench.base.words import UNKNOWN, duration, gib, number, pluralize, short_list
 from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
@@ -26,6 +26,8 @@ _TONES: Mapping[Verdict, Tone] = {
     Verdict.ABSENT: "quiet",
 }
 _LETTERS = 40  # of a finding in a line of text
+# Checks whose details differ from pod to pod.
+_OWN = ("ssh", "address", "interfaces", "clock", "GPU memory", "memory", "disk", "/dev/shm")
 
 
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
@@ -44,10 +46,24 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
 
 def _hosts(diagnosis: Diagnosis) -> Grid:
     """Return the hosts side by side, a check a row."""
-    hosts = [f"{host.pod} {host.address}" for host in diagnosis.hosts]
+    checks = _checks(diagnosis)
+    # Pods that differ only in what is each pod's own share a column.
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for place in range(len(diagnosis.hosts)):
+        traits = tuple(_trait(check, findings[place]) for check, findings in checks)
+        alike.setdefault(traits, []).append(place)
+    titles = []
+    for first, *others in alike.values():
+        host = diagnosis.hosts[first]
+        more = f" and {len(others)} alike" if others else ""
+        titles.append(f"{host.pod} {host.address}{more}")
+    rows = []
+    for check, findings in checks:
+        shared = [[findings[place] for place in places] for places in alike.values()]
+        rows.append((check, *map(_cell, shared)))
     return Grid(
-        columns=("check", *hosts),
-        rows=[(check, *map(_cell, findings)) for check, findings in _checks(diagnosis)],
+        columns=("check", *titles),
+        rows=rows,
         caption=_caption(diagnosis),
         stay=("check",),
     )
@@ -76,10 +92,21 @@ def _caption(diagnosis: Diagnosis) -> str:
     return f"{verdict} ({duration(diagnosis.hosts_s)})"
 
 
-def _cell(finding: Finding | None) -> Cell:
+def _trait(check: str, finding: Finding | None) -> str:
+    """Return what a finding has in common with the findings of pods that are alike."""
     if finding is None:
         return ""
-    return Toned(f"{_SIGN[finding.verdict]} {finding.detail}", _TONES.get(finding.verdict, ""))
+    return f"{finding.verdict} {'' if check in _OWN else finding.detail}"
+
+
+def _cell(findings: Sequence[Finding | None]) -> Cell:
+    """Return the finding of pods that are alike, with the details of all of them."""
+    first = findings[0]
+    if first is None:
+        return ""
+    details = dict.fromkeys(each.detail for each in findings if each)
+    text = f"{_SIGN[first.verdict]} {short_list(list(details))}"
+    return Toned(text, _TONES.get(first.verdict, ""))
 
 
 def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:

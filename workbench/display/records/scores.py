@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.base.table import Grid
+from workbench.base.table import Cell, Grid, Toned
 from workbench.base.words import UNKNOWN, count, number, strip_controls
 from workbench.display.kit.doc import Doc, Note, Table
 from workbench.finetune.lm_eval.scores import Score, Scores
@@ -16,29 +16,28 @@ def scores_doc(scores: Scores) -> Doc:
 
 
 def scores_grid(scores: Scores, _: int | None = None) -> Grid:
-    columns = ("task", "metric", "base", "trained", "difference", "rows", "better")
+    columns = ("task", "metric", "base", "trained", "difference", "rows")
     return Grid(
         columns=columns,
         rows=[_row(score) for score in scores],
-        right=columns[2:6],
+        right=columns[2:],
         whole=("task", "metric"),
         caption="Benchmarks before and after training",
     )
 
 
-def _row(score: Score) -> tuple[str, ...]:
+def _row(score: Score) -> tuple[Cell, ...]:
     difference = UNKNOWN
     if score.difference is not None:
         sign = "+" if score.difference > 0 else ""
         difference = f"{sign}{number(score.difference)}"
     return (
         score.task,
-        score.metric,
+        Toned(score.metric, beneath=_DIRECTIONS.get(score.better, "")),
         _with_error(score.base, score.base_stderr),
         _with_error(score.trained, score.stderr),
         difference,
         count(score.rows),
-        _DIRECTIONS.get(score.better, UNKNOWN),
     )
 
 

@@ -417,6 +417,7 @@ class Sampler:
         self._clock = clock
         self._begun = clock()
         self._due: dict[str, float] = {}
+        self._cpu: dict[str, tuple[float, float]] = {}
         self._silent: set[tuple[str, float]] = set()
         self._xids: set[tuple[str, float, float | None]] = set()
         self._losses: Counter[tuple[str, float]] = Counter()
@@ -465,10 +466,16 @@ class Sampler:
         if not report.answered or not running or now < self._due.get(report.pod.name, 0.0):
             return None
         self._due[report.pod.name] = now + (_EVERY_S if now - self._begun < _HOUR_S else _LATER_S)
+        # The CPU time since the sample before; a restart begins with less.
+        cpu_s = sum(rank.cpu_s for rank in running)
+        before_s, cpu_before_s = self._cpu.get(report.pod.name, (now, cpu_s))
+        self._cpu[report.pod.name] = (now, cpu_s)
+        cores = (cpu_s - cpu_before_s) / (now - before_s) if now > before_s else -1.0
         return Sample.of_look(
             now_s(),
             pod=report.pod.name,
             host=report.pod.address,
             rss_gib=round(sum(rank.rss_bytes for rank in running) / _GIB, 4),
             gpus=[dict(gpu) for gpu in report.gpus if "error" not in gpu],
+            cpu_cores=round(cores, 2) if cores >= 0 else None,
         )

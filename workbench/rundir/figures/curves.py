@@ -248,6 +248,8 @@ class HostMemory:
     """Sum of the ranks' own peaks in GiB."""
     gpu_percent: float | None = None
     """Mean load of the pod's GPUs now, 0 to 100. None: no GPU."""
+    cpu_cores: float | None = None
+    """CPU cores in use by the pod's ranks now. None: unknown."""
     source: int = _Source.NOBODY
 
     def add(self, source: int, time_s: float, gib: float | None) -> None:
@@ -294,6 +296,7 @@ class MemoryBook:
             if sample.gpu_gib is not None:
                 host.add_spread(_Source.GPUS, sample, sample.gpu_gib)
             host.gpu_percent = sample.gpu_percent
+            host.cpu_cores = sample.cpu_cores
 
     def take(self, rank: int, event: Event, address: str, count: int) -> None:
         """Add the memory of a rank, whose pod has the address and `count` ranks."""

@@ -55,12 +55,21 @@ class Sample:
     """Used memory of all GPUs of the pod. None: no GPU."""
     gpu_percent: float | None = None
     """Mean load of the pod's GPUs, 0 to 100."""
+    cpu_cores: float | None = None
+    """CPU cores in use by the pod's ranks since the look before. None: unknown."""
     gpus: tuple[Json, ...] = ()
     """GPUs of a look: index, percent, used_gib, total_gib. Empty: the first line has them."""
 
     @classmethod
     def of_look(
-        cls, time_s: float, *, pod: str, host: str, rss_gib: float, gpus: Sequence[Json]
+        cls,
+        time_s: float,
+        *,
+        pod: str,
+        host: str,
+        rss_gib: float,
+        gpus: Sequence[Json],
+        cpu_cores: float | None = None,
     ) -> Self:
         used_gib = round(sum(as_float(gpu.get("used_gib")) or 0.0 for gpu in gpus), 4)
         loads = [load for gpu in gpus if (load := as_float(gpu.get("percent"))) is not None]
@@ -72,6 +81,7 @@ class Sample:
             rss_gib=Spread(rss_gib, rss_gib, rss_gib),
             gpu_gib=Spread(used_gib, used_gib, used_gib) if gpus else None,
             gpu_percent=round(sum(loads) / len(loads), 4) if loads else None,
+            cpu_cores=cpu_cores,
             gpus=tuple(gpus),
         )
 
@@ -93,6 +103,7 @@ class Sample:
             rss_gib=_spread_of(raw.get("rss_gib")),
             gpu_gib=_spread_of(raw.get("gpu_gib")),
             gpu_percent=as_float(raw.get("gpu_percent")),
+            cpu_cores=as_float(raw.get("cpu_cores")),
             gpus=tuple(as_objects(raw.get("gpus"))),
         )
 
@@ -132,6 +143,7 @@ def joined(samples: Sequence[Sample]) -> Sample:
         rss_gib=_joined([(one.rss_gib, one.looks) for one in samples]),
         gpu_gib=_joined([(one.gpu_gib, one.looks) for one in samples]),
         gpu_percent=round(total / looks, 4) if looks else None,
+        cpu_cores=None,
         gpus=(),
     )
 

@@ -150,6 +150,8 @@ function render({ model, el }) {
     for (const fold of fields.querySelectorAll("details")) {
       fold.hidden = [...fold.querySelectorAll(".wb-form-grid > div")].every((cell) => cell.hidden);
     }
+    const columns = parts["dataset.columns"].cell.querySelector("datalist");
+    if (state.columns) columns.replaceChildren(make("option", { value: state.columns }));
     why.textContent = problems[""] ?? "";
     fields.hidden = start.hidden = rows.hidden = state.folded;
     start.disabled = rows.disabled = state.busy || !state.cell;

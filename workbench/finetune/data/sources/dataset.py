@@ -232,7 +232,7 @@ def dataset_with(options: Mapping[str, object], name: str, known: Collection[str
         >>> dataset_with({"dataset": "owner/qa", "columns": {"text": "a"}}, "columns", ["dataset"])
         "write dataset={'kind': 'hub', 'name': 'owner/qa', 'columns': {'text': 'a'}}"
     """
-    given = _written_out(options.get("dataset", "…"))
+    given = written_out(options.get("dataset", "…"))
     if given.get("kind") == Mix.kind and name in _OWN_FIELDS:
         return f"write {name!r} into the dataset of each part, beside its 'kind'"
     kind = next((each for each in (RowFiles, Hub) if each.kind == given.get("kind")), None)
@@ -246,7 +246,7 @@ def dataset_with(options: Mapping[str, object], name: str, known: Collection[str
     return f"write dataset={ {**given, **own} }"
 
 
-def _written_out(value: object) -> dict[str, object]:
+def written_out(value: object) -> dict[str, object]:
     """Return a dataset as an object with `kind`; empty for what is no dataset."""
     if isinstance(value, Mapping):
         return {str(key): each for key, each in value.items()}
