@@ -1,8 +1,9 @@
-"""Results and answers of a run: classes, and functions for comparing answers."""
+"""Results and answers of runs: classes, and functions that wait for runs and compare answers."""
 
 from __future__ import annotations
 
 from workbench.client.result import RunResult
+from workbench.client.run import as_completed
 from workbench.finetune.answers.ask import compare_predictions
 from workbench.finetune.answers.predictions import Predictions, judge_answers
 from workbench.finetune.notebook.result import FineTuneResult
@@ -13,6 +14,7 @@ __all__ = [
     "FineTuneRun",
     "Predictions",
     "RunResult",
+    "as_completed",
     "compare_predictions",
     "judge_answers",
 ]

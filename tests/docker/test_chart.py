@@ -130,6 +130,35 @@ def test_the_role_is_exactly_what_the_client_calls(render: Render) -> None:
     assert made["Deployment", "lab"]["spec"]["template"]["spec"]["serviceAccountName"] == "lab"
 
 
+SPEC = json.dumps({"job": {"kind": "finetune", "model": "tiny-t5"}, "note": 'a "b" {{ .c }}'})
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["least", "everything"])
+def test_a_specification_makes_a_job_instead_of_jupyterlab(
+    render: Render, values: dict[str, Any]
+) -> None:
+    plain = render(values)
+    made = render({**values, "job": {"spec": SPEC}})
+    for document in made.values():
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+    own = {("Job", "lab-1"), ("ConfigMap", "lab-1")}
+    assert {*made} - {*plain} == own
+    assert {*plain} - {*made} == {("Deployment", "lab"), ("Service", "lab")}
+    assert made["ConfigMap", "lab-1"]["data"] == {"SPEC.json": SPEC}
+    pod = made["Job", "lab-1"]["spec"]["template"]["spec"]
+    other = plain["Deployment", "lab"]["spec"]["template"]["spec"]
+    ((container,), (notebook,)) = pod.pop("containers"), other.pop("containers")
+    assert container["args"][:4] == ["workbench", "run", "/job/SPEC.json", "--out"]
+    assert container["args"][4] == "/home/workbench/work/runs/lab-1"
+    # All else is JupyterLab's: account, rights, places, volumes, secrets.
+    assert container["env"] == notebook["env"]
+    assert container["volumeMounts"][:3] == notebook["volumeMounts"][:3]
+    assert [each for each in pod.pop("volumes") if each["name"] != "job"] == other.pop("volumes")
+    assert pod.pop("restartPolicy") == "Never"
+    assert pod == other
+
+
 def test_values_arrive(render: Render) -> None:
     made = render(EVERYTHING, "a")
     pod = made["Deployment", "a"]["spec"]["template"]["spec"]

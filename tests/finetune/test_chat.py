@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.support.sentences import sentence
 from workbench import Cluster, FineTune
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.server import close_all
+from workbench.results import FineTuneRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -95,6 +97,16 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(
     assert "lemon" in str(talk) and "yellow" in str(talk) and "blue" in talk._repr_html_()
     talk.clear()
     assert talk.exchanges == []
+    # One question to the models of several runs.
+    copies = [tmp_path / "second", tmp_path / "third"]
+    for copy in copies:
+        shutil.copytree(run.path, copy)
+    several = run.chat(before=True, beside=[FineTuneRun.load(copy) for copy in copies])
+    told = several.send("plum")
+    assert len(told) == 4
+    assert [text for name, text in told.items() if name != "before training"] == ["blue"] * 3
+    with pytest.raises(ConfigError, match=r"chat\(beside=…\) takes a run of a fine-tuning job"):
+        run.chat(beside=[run.path])  # type: ignore[list-item]
 
 
 CALLS = (

@@ -60,6 +60,8 @@ GOOD = {
     "shm": {"free_gib": 8.0, "total_gib": 8.0},
     "cores": 16,
     "locks": [],
+    "torch_build": "CUDA 12.9",
+    "nvcc": "12.6",
 }
 SPEC = PodSpec(gpus=1)
 
@@ -551,6 +553,36 @@ def test_shared_memory_matters_less_without_gpus() -> None:
 
     small = [verdict(free_gib) for free_gib in (8.0, 0.25, 0.24)]
     assert small == [Verdict.GOOD, Verdict.WARNING, Verdict.BAD]
+
+
+@pytest.mark.parametrize(
+    ("build", "nvcc", "verdict", "words"),
+    [
+        ("CUDA 12.9", "12.9", Verdict.GOOD, "torch CUDA 12.9, nvcc 12.9"),
+        ("CUDA 12.9", "11.8", Verdict.WARNING, "torch CUDA 12.9, nvcc 11.8"),
+        ("CUDA 13.0", "12.9", Verdict.WARNING, "torch CUDA 13.0, nvcc 12.9"),
+        ("CUDA 12.9", "", Verdict.GOOD, "no nvcc: ops that are not built cannot be compiled"),
+        ("ROCm 6.4", "", Verdict.GOOD, "torch ROCm 6.4"),
+        ("CPUs", "12.9", Verdict.BAD, "torch is built for CPUs"),
+    ],
+)
+def test_the_compiler_has_the_cuda_of_torch(
+    build: str, nvcc: str, verdict: Verdict, words: str
+) -> None:
+    found = judged(GOOD, torch_build=build, nvcc=nvcc)["CUDA"]
+    assert found.verdict is verdict
+    assert words in found.detail
+    assert ("CUDA_HOME" in found.fix) == (verdict is Verdict.WARNING)
+    # A pod without GPUs compiles nothing for them.
+    assert "CUDA" not in judged(GOOD, spec=PodSpec(), gpus=[], torch_build=build, nvcc=nvcc)
+
+
+def test_ops_are_listed_by_state() -> None:
+    ops = {"prebuilt": ["fused_adam"], "compiled": ["cpu_adam"], "missing": ["aio", "cpu_lion"]}
+    assert judged(GOOD, ops=ops)["compiled ops"].detail == (
+        "no locks; built with DeepSpeed: fused_adam; compiled: cpu_adam; "
+        "compiled on first use: aio, cpu_lion"
+    )
 
 
 def test_only_an_idle_old_lock_is_stale() -> None:

@@ -33,7 +33,8 @@ def sentence(words: str, *figures: object) -> str:
     first, *others = words.strip().split(HOLE)
     # The earliest place of each piece is enough: an atomic group (?>…) spares all others.
     pattern = _literal(first) + "".join(f"(?>.*?{_literal(piece)})" for piece in others)
-    return f"(?s:{ahead}(?=.*?{pattern}))"
+    # At the beginning alone: a long text without the words is read once, not from each letter.
+    return rf"\A(?s:{ahead}(?=.*?{pattern}))"
 
 
 def says(text: object, words: str, *figures: object) -> bool:

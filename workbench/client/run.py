@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -24,7 +25,7 @@ from workbench.base.errors import (
 from workbench.base.files import is_missing, read_text
 from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
-from workbench.base.words import strip_controls
+from workbench.base.words import short_list, strip_controls
 from workbench.client.batch_job import end_job
 from workbench.client.kinds import class_for, missing_attribute
 from workbench.client.plot import Axis, PlotOptions, RunPlot
@@ -71,6 +72,7 @@ _ASK_S = 2.0
 _READ_S = 30.0  # limit for reading a result whose state was readable
 _SUCCESSORS = 3  # new keepers for dead ones during a wait
 _LOST_S = 3.0  # a run must be lost for this time before `wait` returns
+_TURN_S = 10.0  # a thread of a cancelled task ends by then
 _ADOPTED_S = 120.0  # a new keeper knows the runs of a dead keeper by then
 
 
@@ -481,6 +483,20 @@ class Run(LiveDisplayable):
             raise Detached(f"Stopped waiting; the run continues. {back}") from None
         return self._ended()
 
+    def __await__(self) -> Generator[Any, None, RunResult]:
+        """Wait for the end of the run beside other tasks, as in `result = await run`.
+
+        The result and the errors are those of `wait`. A cancelled task leaves the run as it is.
+        """
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> RunResult:
+        import asyncio
+
+        while True:
+            with suppress(TimeoutError):
+                return await asyncio.to_thread(self.wait, _TURN_S, progress=False)
+
     def _ended(self) -> RunResult:
         deadline = time.monotonic() + _READ_S
         while True:
@@ -657,6 +673,41 @@ class Run(LiveDisplayable):
         """Display the panel with buttons, live during the run, also for an ended run."""
         reattach(self.paths)
         as_live(self, buttons=True)
+
+
+def as_completed(runs: Iterable[Run], timeout_s: float | None = None) -> Iterator[Run]:
+    """Yield runs in the order in which they end, as `concurrent.futures.as_completed` does.
+
+    A failed run is yielded like any other; `run.result` has the outcome. A run that is given twice
+    is yielded once.
+
+    Args:
+        runs: Runs of one or several clusters.
+        timeout_s: Maximum seconds from the call to the last run; None: no limit.
+
+    Raises:
+        TimeoutError: The time is over; the other runs continue.
+
+    Example:
+        >>> list(as_completed([]))
+        []
+    """
+    check_type("as_completed(timeout_s=…)", timeout_s, (Real, NoneType), "seconds, or None")
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    waiting = {run.path: run for run in runs}
+    while waiting:
+        for path, run in list(waiting.items()):
+            # A lost run may have a new keeper, which `wait` looks for.
+            patience_s = 2 * _LOST_S if run.state is RunState.LOST else 0.0
+            try:
+                run.wait(patience_s, progress=False)
+            except TimeoutError:
+                continue
+            del waiting[path]
+            yield run
+        if waiting and time.monotonic() > deadline:
+            names = short_list([run.id for run in waiting.values()])
+            raise TimeoutError(f"runs that continue after {timeout_s} s: {names}")
 
 
 def _streams(stream: str) -> Sequence[str]:

@@ -469,7 +469,7 @@ def test_a_secret_is_never_in_it(tmp_path: Path) -> None:
 
 
 def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "ddp", FineTune(technique="ddp"), gpus=2)
+    run = run_of(tmp_path / "ddp", FineTune(technique="ddp", save_steps=0), gpus=2)
     job = parts(run.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)))["PyTorchJob"]
     check_by_kubeflow(job)
     policy = {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 3, "rdzvBackend": "c10d"}
@@ -516,11 +516,31 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
 
 
 def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:
-    for every, policy, limit in ((5, "OnFailure", 3), (None, "Never", 0)):
+    for every, policy, limit in ((5, "OnFailure", 3), (None, "OnFailure", 3), (0, "Never", 0)):
         run = run_of(tmp_path / str(every), FineTune(technique="zero1", save_steps=every))
         spec = parts(run.manifest("pytorchjob", image=IMAGE))["PyTorchJob"]["spec"]
         assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == policy
         assert spec["runPolicy"]["backoffLimit"] == limit
+
+
+@pytest.mark.parametrize(("restarts", "policy"), [(0, "Never"), (7, "OnFailure")])
+@pytest.mark.parametrize("every", [5, 0])
+def test_a_given_number_of_restarts_holds_for_every_job(
+    tmp_path: Path, restarts: int, policy: str, every: int
+) -> None:
+    run = run_of(tmp_path / "run", FineTune(technique="zero1", save_steps=every))
+    manifest = run.manifest("pytorchjob", image=IMAGE, restarts=restarts)
+    spec = parts(manifest)["PyTorchJob"]["spec"]
+    assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == policy
+    assert spec["runPolicy"]["backoffLimit"] == restarts
+    begin = "continue from the last checkpoint" if every else "begin again"
+    note = f"Ranks that fail are started again and {begin}."
+    assert (note in manifest.notes) == bool(restarts)
+    elastic = run.manifest("pytorchjob", image=IMAGE, restarts=restarts, elastic=(2, 4))
+    policy_of = parts(elastic)["PyTorchJob"]["spec"]["elasticPolicy"]
+    assert policy_of["maxRestarts"] == restarts
+    with pytest.raises(ConfigError, match="restarts is an option of PyTorchJobs; the runtime"):
+        run.manifest("trainjob", image=IMAGE, restarts=restarts)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from workbench.agent.machine import (
     interfaces,
     own_addresses,
 )
+from workbench.agent.probe.toolkit import installed_ops, nvcc_version, torch_build
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
 from workbench.base.files.records import facts_of
@@ -52,6 +53,9 @@ def examine(address: str, folder: Path) -> dict[str, object]:
         "shm": _room(Path("/dev/shm")),
         "cores": cores(),
         "locks": list(compile_locks(extensions_folder())),
+        "torch_build": torch_build(),
+        "nvcc": nvcc_version() if gpus else "",
+        "ops": installed_ops(extensions_folder()),
     }
 
 

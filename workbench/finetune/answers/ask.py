@@ -49,17 +49,17 @@ def chat(
     run: _Run,
     *,
     before: bool = False,
-    beside: _Run | None = None,
+    beside: Sequence[_Run] = (),
     system: str | None = None,
 ) -> Conversation:
-    """Return a chat with a run's model, beside the untrained model or another run's model."""
+    """Return a chat with a run's model, beside the untrained model or models of other runs."""
     models: dict[str, tuple[_Run, bool]] = {}
     if before:
         models["before training"] = (run, True)
     if beside:
-        name, other_name = _names([run, beside])
-        models[name] = (run, False)
-        models[other_name] = (beside, False)
+        runs = [run, *beside]
+        for name, each in zip(_names(runs), runs, strict=True):
+            models[name] = (each, False)
     else:
         models["after training" if before else "answered"] = (run, False)
     for each, _ in models.values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import check_type
@@ -59,7 +58,7 @@ class FineTuneRun(Run):
         self,
         *,
         before: bool = False,
-        beside: FineTuneRun | None = None,
+        beside: FineTuneRun | Sequence[FineTuneRun] = (),
         system: str | None = None,
     ) -> Conversation:
         """Return a chat with the trained model. Its tokenizer must have a chat template.
@@ -69,7 +68,8 @@ class FineTuneRun(Run):
 
         Args:
             before: Also ask the model as it was before training.
-            beside: Another run whose model is asked the same questions.
+            beside: Another run, or several, whose models are asked the same questions. Each model
+                has a process with its own copy of the base.
             system: A system turn.
 
         Raises:
@@ -78,8 +78,10 @@ class FineTuneRun(Run):
         """
         from workbench.finetune.answers.ask import chat
 
-        check_type("chat(beside=…)", beside, (FineTuneRun, NoneType), "a run of a fine-tuning job")
-        return chat(self, before=before, beside=beside, system=system)
+        others = [beside] if isinstance(beside, FineTuneRun) else [*beside]
+        for other in others:
+            check_type("chat(beside=…)", other, FineTuneRun, "a run of a fine-tuning job")
+        return chat(self, before=before, beside=others, system=system)
 
     def evaluate(
         self,

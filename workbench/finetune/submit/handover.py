@@ -50,7 +50,7 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     return Handover(
         job=asked,
         inputs=inputs,
-        resumes=bool(job.save_steps),
+        resumes=job.save_steps != 0,
         large="the rows",
         put=f"train.jsonl and eval.jsonl of {paths.inputs}",
     )

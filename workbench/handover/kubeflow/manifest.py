@@ -145,6 +145,11 @@ def _check(kind: JobKind, options: HandoverOptions) -> None:
             f"elastic is a policy of PyTorchJobs; a {kind.name} "
             "has a fixed number of nodes: leave it out"
         )
+    if options.restarts is not None and not kind.restarts_ranks:
+        raise ConfigError(
+            f"restarts is an option of PyTorchJobs; the runtime of a {kind.name} decides on "
+            "restarts: leave restarts out, and set the runtime's failurePolicy"
+        )
 
 
 def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
@@ -186,10 +191,10 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
             " the job by hand."
         )
     notes += plan.kind.notes(plan)
-    if plan.resumes and plan.kind.restarts_ranks:
-        notes.append("A rank that fails is started again and continues from the last checkpoint.")
+    begin = "continue from the last checkpoint" if plan.resumes else "begin again"
+    if plan.restarts and plan.kind.restarts_ranks:
+        notes.append(f"Ranks that fail are started again and {begin}.")
     if options.elastic is not None:
-        begin = "continue from the last checkpoint" if plan.resumes else "begin again"
         notes.append(f"When nodes come or go, all ranks {begin}, as many as there are then.")
     return notes
 

@@ -35,7 +35,7 @@ RESULTS = "/results"
 SPEC = "/etc/workbench"
 """Mount path of the ConfigMap."""
 RESTARTS = 3
-"""Maximum restarts of a job whose ranks continue from a checkpoint."""
+"""Default maximum of restarts of a job whose ranks continue from a checkpoint."""
 
 
 class JobKind(ABC):
@@ -84,6 +84,13 @@ class KubeflowPlan:
     @property
     def claim(self) -> str:
         return self.options.pvc or f"{self.name}-results"
+
+    @property
+    def restarts(self) -> int:
+        """Maximum number of restarts."""
+        if self.options.restarts is not None:
+            return self.options.restarts
+        return RESTARTS if self.resumes else 0
 
     def command(self, *launcher: str) -> list[str]:
         """Return the command for a rank, or with a launcher for all ranks of a node."""
@@ -150,7 +157,7 @@ def replica_of(plan: KubeflowPlan, replicas: int, container: Object) -> Object:
     template = {**({"metadata": metadata} if metadata else {}), "spec": spec}
     return {
         "replicas": replicas,
-        "restartPolicy": "OnFailure" if plan.resumes else "Never",
+        "restartPolicy": "OnFailure" if plan.restarts else "Never",
         "template": template,
     }
 

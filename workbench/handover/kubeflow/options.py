@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Allowed, Environment, Positive, Size, Unit, nested
+from workbench.base.record import Allowed, Count, Environment, Positive, Size, Unit, nested
 from workbench.base.redact import is_secret, mask_secrets
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
@@ -73,6 +73,12 @@ class HandoverOptions(KubernetesOptions):
     """Secret with the Hugging Face token, as `hub` or `hub/key`. The default key is `token`.
 
     The token is passed to the containers as HF_TOKEN. Default: none.
+    """
+    restarts: Count | None = None
+    """Maximum restarts of a PyTorchJob, as `maxRestarts` or `backoffLimit`.
+
+    Default: 3 for a job with checkpoints, otherwise 0. The runtime of a TrainJob decides on its
+    restarts.
     """
     pod: Annotated[PodSpec | None, nested(PodSpec.from_dict)] = None
     """Description of a node. Default: the run's pods. `env` and `pip` always come from the run."""

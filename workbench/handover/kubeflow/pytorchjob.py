@@ -28,8 +28,7 @@ class PyTorchJob(JobKind):
 
     def job(self, plan: KubeflowPlan) -> Object:
         slots = str(plan.pod.slots)
-        restarts = RESTARTS if plan.resumes else 0
-        policy = {"cleanPodPolicy": "None", "backoffLimit": restarts}
+        policy = {"cleanPodPolicy": "None", "backoffLimit": plan.restarts}
         spec: Object = {"nprocPerNode": slots, "runPolicy": policy}
         if plan.options.elastic is not None:
             least, most = plan.options.elastic
@@ -39,7 +38,8 @@ class PyTorchJob(JobKind):
             spec["elasticPolicy"] = {
                 "minReplicas": least,
                 "maxReplicas": most,
-                "maxRestarts": RESTARTS,
+                # Nodes that come and go restart the ranks of a job without checkpoints too.
+                "maxRestarts": RESTARTS if plan.options.restarts is None else plan.restarts,
                 "rdzvBackend": "c10d",
             }
         else:

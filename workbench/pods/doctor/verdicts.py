@@ -65,6 +65,12 @@ class PodFacts(BaseModel):
     disk: DiskSpace | None = None
     shm: DiskSpace | None = None
     locks: Sequence[CompileLock] = ()
+    torch_build: str = ""
+    """`CUDA 12.9`, `ROCm 6.4` or `CPUs`. Empty: unknown."""
+    nvcc: str = ""
+    """Version of the compiler for CUDA. Empty: none."""
+    ops: Mapping[str, Sequence[str]] = {}
+    """Names of DeepSpeed's ops: `prebuilt`, `compiled` here on first use, or `missing` yet."""
 
 
 def find_facts(output: str) -> PodFacts | None:
@@ -93,6 +99,7 @@ CHECKS = (
     "workbench",
     "GPUs",
     "GPU memory",
+    "CUDA",
     "cores",
     "memory",
     "disk",
@@ -140,11 +147,13 @@ def judge_facts(
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
         yield _version(package, facts.versions.get(package, ""), here.get(package, ""))
     yield from _gpus(facts.gpus, pod, spec)
+    if facts.gpus and facts.torch_build:
+        yield _cuda(facts)
     yield _cores(facts.cores, spec)
     yield _memory(facts, spec)
     yield _disk(facts.disk, pod)
     yield _shm(facts.shm, bool(spec.gpus))
-    yield _locks(facts.locks)
+    yield _ops(facts)
 
 
 def _address(facts: PodFacts) -> Finding:
@@ -266,6 +275,37 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     )
 
 
+def _cuda(facts: PodFacts) -> Finding:
+    """Compare the CUDA of torch with the compiler's, as DeepSpeed does before it compiles an op.
+
+    Source: `assert_no_cuda_mismatch` of DeepSpeed 0.19, `op_builder/builder.py`.
+    """
+    kind, _, version = facts.torch_build.partition(" ")
+    if kind == "CPUs":
+        return Finding(
+            check="CUDA",
+            verdict=Verdict.BAD,
+            detail="torch is built for CPUs",
+            fix="ranks would not use the GPUs: install a torch with CUDA for the pod's Python",
+        )
+    detail = f"torch {facts.torch_build}"
+    if kind != "CUDA":
+        return Finding(check="CUDA", verdict=Verdict.GOOD, detail=detail)
+    if not facts.nvcc:
+        detail += ", no nvcc: ops that are not built cannot be compiled"
+        return Finding(check="CUDA", verdict=Verdict.GOOD, detail=detail)
+    differs = facts.nvcc.partition(".")[0] != version.partition(".")[0]
+    return Finding(
+        check="CUDA",
+        verdict=Verdict.WARNING if differs else Verdict.GOOD,
+        detail=f"{detail}, nvcc {facts.nvcc}",
+        fix=f"DeepSpeed compiles no op with another CUDA than torch's: install the toolkit of CUDA"
+        f" {version} and name its folder, PodSpec(env={{'CUDA_HOME': …}})"
+        if differs
+        else "",
+    )
+
+
 def _cores(cores: float | None, spec: PodSpec) -> Finding:
     if cores is None:
         return Finding(check="cores", verdict=Verdict.UNKNOWN, detail="unknown")
@@ -349,16 +389,24 @@ def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
     )
 
 
-def _locks(locks: Sequence[CompileLock]) -> Finding:
-    stale = [lock.path for lock in locks if not lock.busy and lock.age_s > _LOCK_S]
-    if not stale:
-        state = "one is being compiled" if locks else "no locks"
-        return Finding(check="compiled ops", verdict=Verdict.GOOD, detail=state)
-    fix = "the next run that compiles waits for it without a word; on the pod: rm " + shlex.join(
-        stale
-    )
-    state = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
-    return Finding(check="compiled ops", verdict=Verdict.BAD, detail=state, fix=fix)
+def _ops(facts: PodFacts) -> Finding:
+    """Tell which ops are there, and find locks that a build would wait for."""
+    stale = [lock.path for lock in facts.locks if not lock.busy and lock.age_s > _LOCK_S]
+    if stale:
+        fix = "the next run that compiles waits for it without a word; on the pod: rm "
+        state = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
+        return Finding(
+            check="compiled ops", verdict=Verdict.BAD, detail=state, fix=fix + shlex.join(stale)
+        )
+    words = ["one is being compiled" if facts.locks else "no locks"]
+    for state, title in (
+        ("prebuilt", "built with DeepSpeed"),
+        ("compiled", "compiled"),
+        ("missing", "compiled on first use"),
+    ):
+        if names := facts.ops.get(state):
+            words.append(f"{title}: {', '.join(names)}")
+    return Finding(check="compiled ops", verdict=Verdict.GOOD, detail="; ".join(words))
 
 
 def _free(gib: float) -> str:
