@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import time
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -138,3 +140,15 @@ def test_model_and_dataset_need_no_name_and_all_else_does() -> None:
 def test_a_preview_reads_the_rows_in_memory() -> None:
     rows = [{"source": f"question {n}", "target": f"answer {n}"} for n in range(8)]
     assert "question 0" in str(preview(FineTune("tiny-t5", rows)))
+
+
+def test_files_unused_for_a_month_are_removed_when_rows_are_written(cache: Path) -> None:
+    month_s = 30 * 24 * 3600
+    used, unused = (Path(str(with_files([{"source": "a", "target": to}]))) for to in "xy")
+    for path in (used, unused):
+        os.utime(path, (0, time.time() - month_s - 60))
+    # A job of the same rows counts as a use.
+    assert with_files([{"source": "a", "target": "x"}]) == str(used)
+    assert unused.exists()
+    new = Path(str(with_files([{"source": "a", "target": "z"}])))
+    assert {*(cache / "deepspeed-workbench" / "rows").iterdir()} == {used, new}

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import time as clock
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, write_bytes
 from workbench.base.files.folders import make_private
+from workbench.base.files.records import facts_of
 
 __all__ = ["with_files"]
 
 _READERS = ("to_pylist", "to_dicts")  # of pyarrow, of polars
 _ROWS = "a list of dicts, a pandas or polars DataFrame, a datasets.Dataset or a pyarrow Table"
+_KEPT_S = 30 * 24 * 3600
+"""Age of an unused file of rows from which on the file is removed."""
 _WITH_ROWS = ("train", "eval", "dataset")
 _PARTS = {
     "train": "train",
@@ -77,7 +81,21 @@ def _as_file(rows: object) -> str:
     if not is_there(path):
         make_private(folder)
         write_bytes(path, content)
+        _remove_unused(folder)
+    elif os.access(path, os.W_OK):
+        # The age of a file counts from its last use.
+        os.utime(path)
     return str(path)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove files that no job was made of for 30 days; runs have copies of their own."""
+    oldest = clock.time() - _KEPT_S
+    for other in folder.iterdir():
+        # Another process may remove the same file.
+        seen = facts_of(other)
+        if seen is not None and seen.st_mtime < oldest:
+            other.unlink(missing_ok=True)
 
 
 def _parts_as_files(parts: Mapping[str, object]) -> dict[str, object]:
