@@ -25,6 +25,8 @@ import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup, SoupStrainer
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from playwright.sync_api import Page, sync_playwright
@@ -432,6 +434,46 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
     assert "2026-11-27" in shown()[0], "the text is the notebook's"
     stripped = stripped.replace("1 + 1", "1 + 2")
     assert shown() == (pages.WITHOUT, [])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["root", "home", "prefix", "state", "temporary", "shared memory"]),
+            st.sampled_from(["", "/runs/first", "/a-b/x.json"]),
+            st.sampled_from(["", " ", "'", '"', "<b>", ":", "=", "\n"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_copy_has_no_folder_of_the_machine_that_made_it(
+    pieces: list[tuple[str, str, str]],
+) -> None:
+    state = "/somewhere/else/states-1"
+    folders = {
+        "root": str(ROOT),
+        "home": str(Path.home()),
+        "prefix": sys.prefix,
+        "state": state,
+        "temporary": "/tmp/tmpab12cd_z",
+        "shared memory": "/dev/shm/wb-b77kqlsl",
+    }
+    shown = "".join(f"{mark}{folders[name]}{rest} " for name, rest, mark in pieces)
+    public = "/tmp/cache /etc/workbench/spec.json /tmp/workbench"
+    cell = nbformat.v4.new_code_cell("1")
+    cell.outputs = [
+        nbformat.v4.new_output("stream", name="stdout", text=f"{shown}{public}"),
+        nbformat.v4.new_output("display_data", {"text/html": f"<p>{shown}</p>"}),
+    ]
+    book = nbformat.v4.new_notebook(cells=[cell])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", state)
+        made = executed.thinned(book, ROOT / "notebooks" / "sum.ipynb")
+    assert [name for name, folder in folders.items() if folder in made] == []
+    assert public in made
+    for _, rest, _ in pieces:
+        assert rest in made, "the rest of a path stays"
 
 
 def is_built_of(site: Path, sources: Sequence[Path]) -> bool:
