@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from workbench.base.errors import ConfigError
+from workbench.base.settings import check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def _environment(value: Any) -> object:
         problem = _too_long(value)
     if problem:
         raise ConfigError(f"env {problem}")
+    check_settings(value)
     return value
 
 

@@ -1,0 +1,71 @@
+"""Variables that a user sets are used as they are, or refused by name and value before a start."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from workbench import FineTune, PodSpec, Script
+from workbench.base.errors import ConfigError
+from workbench.base.settings import SAVE_EVERY_S, WARM_MODULES, check_settings, setting
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+
+@given(st.text() | st.floats().map(str) | st.integers().map(str))
+def test_seconds_are_used_or_refused_by_name_and_value(text: str) -> None:
+    try:
+        is_fit = 0 < float(text) < math.inf
+    except ValueError:
+        is_fit = "${" in text
+    if is_fit:
+        check_settings({SAVE_EVERY_S: text})
+        return
+    with pytest.raises(ConfigError, match="WORKBENCH_SAVE_EVERY_S is .+ must be a number"):
+        check_settings({SAVE_EVERY_S: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(SAVE_EVERY_S, "ten minutes"), (SAVE_EVERY_S, ""), (SAVE_EVERY_S, "0"), (WARM_MODULES, "a b")],
+)
+def test_every_option_env_refuses_a_bad_value_at_once(name: str, value: str) -> None:
+    for record in (FineTune, PodSpec):
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+            record(env={name: value})
+        record(env={name: "${SOME_VARIABLE}"})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["ten", "-1", "nan"]))
+def test_a_reference_to_a_bad_value_is_refused_at_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("SECONDS_OF_MINE", value)
+    job = FineTune(env={SAVE_EVERY_S: "${SECONDS_OF_MINE}"}, max_steps=1)
+    with pytest.raises(ConfigError, match=f"{SAVE_EVERY_S} is {value!r}"):
+        prepare_run(RunSpec(cluster=ClusterSpec(), job=job), root=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_that_nothing_reads_is_refused_at_submit(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    job = Script(script, env={"WORKBENCH_SAVE_EVERY": "60"})
+    with pytest.raises(ConfigError, match="did you mean 'WORKBENCH_SAVE_EVERY_S'"):
+        prepare_run(RunSpec(cluster=ClusterSpec(), job=job), root=tmp_path / "run")
+
+
+def test_a_process_refuses_a_bad_value_of_its_own_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert setting(SAVE_EVERY_S) == ""
+    monkeypatch.setenv(SAVE_EVERY_S, "30")
+    assert setting(SAVE_EVERY_S) == "30"
+    monkeypatch.setenv(SAVE_EVERY_S, "soon")
+    with pytest.raises(ConfigError, match="soon"):
+        setting(SAVE_EVERY_S)
