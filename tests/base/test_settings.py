@@ -25,7 +25,7 @@ def test_seconds_are_used_or_refused_by_name_and_value(text: str) -> None:
     if is_fit:
         check_settings({SAVE_EVERY_S: text})
         return
-    with pytest.raises(ConfigError, match="WORKBENCH_SAVE_EVERY_S is .+ must be a number"):
+    with pytest.raises(ConfigError, match=r"WORKBENCH_SAVE_EVERY_S is .+ must be a number"):
         check_settings({SAVE_EVERY_S: text})
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import RUN, SimLink, Simulation
+from tests.support.scripts import script_job
 from tests.support.sentences import says, sentence
 from workbench.base.errors import PodError, PodTimeout, RemoteError
 from workbench.base.files import read_json, write_json
@@ -104,7 +105,7 @@ TRL = Requirements(source="the header of train.py", lines=["trl==1.16.0"], notes
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    return Made(tmp_path, TRL, Script(path="/home/me/train.py", env={"PIP_INDEX_URL": "here"}))
+    return Made(tmp_path, TRL, script_job(path="/home/me/train.py", env={"PIP_INDEX_URL": "here"}))
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +123,21 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_job_without_packages_asks_no_pod(tmp_path: Path) -> None:
-    made = Made(tmp_path, None, Script(path="/home/me/train.py"))
+    made = Made(tmp_path, None, script_job(path="/home/me/train.py"))
     assert made.install()
     assert not any(link.requests for link in made.links)
 
 
 def test_packages_that_are_the_pod_s_own_are_not_installed(tmp_path: Path) -> None:
     needs = Requirements(source="a header", requires_python=">=3")
-    made = Made(tmp_path, needs, Script(path="/home/me/train.py"))
+    made = Made(tmp_path, needs, script_job(path="/home/me/train.py"))
     assert made.install()
     assert not any(link.requests for link in made.links)
 
 
 def test_a_pod_with_another_python_is_refused(tmp_path: Path) -> None:
     needs = Requirements(source="a header", requires_python=">=3.99")
-    made = Made(tmp_path, needs, Script(path="/home/me/train.py"))
+    made = Made(tmp_path, needs, script_job(path="/home/me/train.py"))
     made.links[1].pod = replace(made.links[1].pod, versions={"python": "3.11.2"})
     fault = made.fails().fault
     assert (fault.kind, fault.pod, fault.host) == ("packages", "pod-1", "10.0.0.1")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.base.clock import Clock
 from workbench.base.display_protocol import Draw
+from workbench.base.table import coloured
 from workbench.base.words import count, duration, number, strip_controls
 from workbench.rundir.totals import Progress
 
@@ -74,6 +75,7 @@ class Screen:
     def write(self, text: str) -> None:
         """Write to a terminal or a file; one without UTF-8 must not end the waiting."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        text = coloured(text, self._stream)
         self._stream.write(text.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
 

@@ -13,6 +13,7 @@ from workbench.base.record import (
     Allowed,
     Count,
     Environment,
+    Exists,
     PathText,
     Positive,
     Record,
@@ -63,6 +64,12 @@ _PLACES = (
     "in an object store: 's3://bucket/prefix'"
 )
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
+
+
+def _own_json(value: object) -> list[str]:
+    """Return the path of a DeepSpeed JSON, unless it may be a shipped file."""
+    is_own = isinstance(value, str) and not value.startswith("dsconfig/")
+    return [str(value)] if is_own else []
 
 
 def _prompt(value: str | None) -> str | None:
@@ -218,7 +225,9 @@ class FineTuneOptions(Record):
     launcher: LauncherName = "ssh"
     """One of `LauncherName`."""
     deepspeed: Annotated[
-        PathText | Mapping[str, object] | None, Allowed("a path, an object or None")
+        PathText | Mapping[str, object] | None,
+        Exists(_own_json),
+        Allowed("a path, an object or None"),
     ] = None
     """DeepSpeed JSON, as a path or an object.
 
@@ -448,7 +457,7 @@ class FineTuneOptions(Record):
     `RUN_ID`, and every later run reads there; nothing is copied. This machine needs the folder only
     to use the trained model.
     """
-    resume: PathText | None = None
+    resume: Annotated[PathText | None, Exists()] = None
     """Run directory whose last good checkpoint this run continues, or its address.
 
     The address is the run's folder in an object store, such as `s3://bucket/prefix/RUN_ID`. The
