@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from workbench import FineTune, PodSpec, Script
 from workbench.base.errors import ConfigError
-from workbench.base.settings import SAVE_EVERY_S, WARM_MODULES, check_settings, setting
+from workbench.base.settings import SAVE_EVERY_S, check_settings, setting_s
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
@@ -29,15 +29,12 @@ def test_seconds_are_used_or_refused_by_name_and_value(text: str) -> None:
         check_settings({SAVE_EVERY_S: text})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(SAVE_EVERY_S, "ten minutes"), (SAVE_EVERY_S, ""), (SAVE_EVERY_S, "0"), (WARM_MODULES, "a b")],
-)
-def test_every_option_env_refuses_a_bad_value_at_once(name: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["ten minutes", "", "0"])
+def test_every_option_env_refuses_a_bad_value_at_once(value: str) -> None:
     for record in (FineTune, PodSpec):
-        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
-            record(env={name: value})
-        record(env={name: "${SOME_VARIABLE}"})
+        with pytest.raises(ConfigError, match=f"{SAVE_EVERY_S} is {value!r}"):
+            record(env={SAVE_EVERY_S: value})
+        record(env={SAVE_EVERY_S: "${SOME_VARIABLE}"})
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -63,9 +60,9 @@ def test_a_setting_that_nothing_reads_is_refused_at_submit(tmp_path: Path) -> No
 def test_a_process_refuses_a_bad_value_of_its_own_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert setting(SAVE_EVERY_S) == ""
+    assert setting_s(SAVE_EVERY_S, 600) == 600
     monkeypatch.setenv(SAVE_EVERY_S, "30")
-    assert setting(SAVE_EVERY_S) == "30"
+    assert setting_s(SAVE_EVERY_S, 600) == 30
     monkeypatch.setenv(SAVE_EVERY_S, "soon")
     with pytest.raises(ConfigError, match="soon"):
-        setting(SAVE_EVERY_S)
+        setting_s(SAVE_EVERY_S, 600)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
 from workbench.base import entries
 from workbench.base.machine.allocator import keep_from_children
-from workbench.base.settings import WARM_MODULES, setting
 
 _NEED_PEFT = (
     "transformers.trainer",
@@ -44,7 +44,7 @@ LATE_MODULES = (
 
 def chosen_modules() -> tuple[Sequence[str], Sequence[str]]:
     """Return the required modules, and the modules to import if present."""
-    names = setting(WARM_MODULES)
+    names = os.environ.get("WORKBENCH_WARM_MODULES")
     return (names.split(","), ()) if names else (MODULES, LATE_MODULES)
 
 

@@ -32,7 +32,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from workbench.base.errors import ConfigError, one_of, option_named, shortened
-from workbench.base.files import is_folder, user_path
+from workbench.base.files import user_path
 from workbench.base.json_values import as_list, as_objects, problem_in
 from workbench.base.record.types import Allowed, Exists, Unit
 
@@ -231,10 +231,10 @@ class Record(BaseModel):
         """Refuse paths that do not exist here, of options that a user gives."""
         for name in names:
             field = self._fields()[name]
-            for mark in _parts(field.annotation, field.metadata):
-                if isinstance(mark, Exists):
-                    for path in mark.paths(getattr(self, name)):
-                        _check_exists(f"{self.label} {name}".strip(), path)
+            marks = [p for p in _parts(field.annotation, field.metadata) if isinstance(p, Exists)]
+            value = getattr(self, name)
+            if marks and isinstance(value, str) and not any(each.unless in value for each in marks):
+                _check_exists(f"{self.label} {name}".strip(), value)
 
     def as_given(self) -> dict[str, object]:
         """Return the options that were given, without defaults."""
@@ -314,10 +314,13 @@ class Record(BaseModel):
 
 def _check_exists(what: str, path: str) -> None:
     place = user_path(path)
-    if "://" in path or place.exists():
-        return
     folder = place.parent.absolute()
-    names = [each.name for each in folder.iterdir()] if is_folder(folder) else []
+    try:
+        if place.exists():
+            return
+        names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    except OSError:  # submit names the fault of a path that is no file name, or is not to be seen
+        return
     near = get_close_matches(place.name, names, n=1)
     meant = f"Did you mean {str(place.with_name(near[0]))!r}?" if near else "Correct the path."
     raise ConfigError(f"{what} {shortened(path)} does not exist in {folder}. {meant}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -26,16 +26,12 @@ class Allowed:
     words: str
 
 
-def _path(value: object) -> Sequence[str]:
-    return [value] if isinstance(value, str) else []
-
-
 @dataclass(frozen=True, slots=True)
 class Exists:
     """Annotation of a path on this machine: a user's call is refused without the file or folder."""
 
-    paths: Callable[[object], Sequence[str]] = _path
-    """The paths in a value of the option."""
+    unless: str = "://"
+    """Text in values that are no path here, such as addresses."""
 
 
 @dataclass(frozen=True, slots=True)

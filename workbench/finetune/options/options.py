@@ -66,12 +66,6 @@ _PLACES = (
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
 
 
-def _own_json(value: object) -> list[str]:
-    """Return the path of a DeepSpeed JSON, unless it may be a shipped file."""
-    is_own = isinstance(value, str) and not value.startswith("dsconfig/")
-    return [str(value)] if is_own else []
-
-
 def _prompt(value: str | None) -> str | None:
     if value is not None and value not in PROMPTS and "{instruction}" not in value:
         raise ValueError(value)
@@ -226,7 +220,7 @@ class FineTuneOptions(Record):
     """One of `LauncherName`."""
     deepspeed: Annotated[
         PathText | Mapping[str, object] | None,
-        Exists(_own_json),
+        Exists(unless="dsconfig/"),  # shipped
         Allowed("a path, an object or None"),
     ] = None
     """DeepSpeed JSON, as a path or an object.
