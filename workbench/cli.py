@@ -194,15 +194,14 @@ def _watch(args: argparse.Namespace) -> bool:
 
     if args.json is not None:
         raise ConfigError("--watch draws a table; leave out --watch for the JSON of now")
+    ended = {RunState.LOST, *(state for state in RunState if state.is_terminal)}
     shown: list[str] = []
     is_live = True
     with suppress(KeyboardInterrupt):
         while is_live:
             time.sleep(_WATCH_S if shown else 0)
             found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
-            is_live = any(
-                not (record.state.is_terminal or record.state is RunState.LOST) for record in found
-            )
+            is_live = any(record.state not in ended for record in found)
             lines = str(found).splitlines()
             if sys.stdout.isatty():
                 # A line that leaves the screen cannot be drawn again.

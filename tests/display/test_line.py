@@ -26,8 +26,8 @@ class Clock:
 
 
 def plain(text: str) -> str:
-    """Return a text without its colours."""
-    return re.sub(r"\x1b\[\d+m", "", text)
+    """Return a text without its colours and orders."""
+    return re.sub(r"\x1b\[(\d+m|K)", "", text)
 
 
 class Terminal(io.StringIO):
@@ -39,11 +39,11 @@ class Terminal(io.StringIO):
     @property
     def screen(self) -> list[str]:
         lines = []
-        for line in plain(self.getvalue()).split("\n"):
+        for line in self.getvalue().split("\n"):
             shown = ""
             for part in line.split("\r"):
-                shown = part + shown[len(part) :]
-            lines.append(shown.rstrip())
+                shown = part if "\x1b[K" in part else part + shown[len(part) :]
+            lines.append(plain(shown).rstrip())
         return lines
 
 

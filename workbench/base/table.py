@@ -60,7 +60,7 @@ DONE = "#"
 _BAR = 24  # letters
 _BETWEEN = "  "
 _COLOURS = {"succeeded": 32, "failed": 31, "lost": 31, "refused": 31, "running": 36}
-_STATE = re.compile(r"\b(?:succeeded|failed|lost|refused|running)\b")
+_STATE = re.compile(r"(?:\b|(?<=\x1b\[K))(?:succeeded|failed|lost|refused|running)\b")
 _ROOM = 150  # columns of a text outside of a terminal, such as the text of a notebook's output
 Key = float | str | None
 """Sort key of a cell; None is unknown and sorted last in both directions."""

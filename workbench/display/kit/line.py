@@ -89,7 +89,6 @@ class ProgressLine:
         self._pending: Progress | None = None
         self._drawn: Progress | None = None
         self._drawn_at = float("-inf")
-        self._drawn_columns = 0
         self._closed = False
 
     def update(self, progress: Progress) -> None:
@@ -134,10 +133,7 @@ class ProgressLine:
         else:
             # One column stays free: otherwise a terminal wraps, and \r misses the line's start.
             columns = shutil.get_terminal_size().columns - 1
-            text = progress_text(self._pending, columns)
-            overwritten = min(self._drawn_columns, columns)
-            self._screen.write("\r" + text.ljust(overwritten))
-            self._drawn_columns = len(text)
+            self._screen.write("\r\x1b[K" + progress_text(self._pending, columns))
 
 
 @contextmanager
