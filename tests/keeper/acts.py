@@ -47,7 +47,7 @@ class Trainer(Script):
 
 
 def trainer(**options: Any) -> Script:
-    return Trainer(path="/home/me/train.py", **options)
+    return Trainer.from_dict({"path": "/home/me/train.py", **options})
 
 
 def silence(*pods: int) -> Act:

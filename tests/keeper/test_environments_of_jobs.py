@@ -334,7 +334,7 @@ def test_pip_is_ended_after_the_time_of_the_cluster_s_start(made: Made) -> None:
 
 
 def needing(folder: Path, prints: str, **env: str) -> Made:
-    made = Made(folder, None, Needing(path="/home/me/train.py", env=env))
+    made = Made(folder, None, Needing.from_dict({"path": "/home/me/train.py", "env": env}))
     for link in made.links:
         link.prints = prints
     return made
@@ -389,7 +389,7 @@ def test_a_failure_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
         def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
             return '{"trl": ""}' if "-c" in argv else super().run(argv, timeout_s, again=again)
 
-    sim = Simulation(tmp_path, Needing(path="/home/me/train.py"))
+    sim = Simulation(tmp_path, Needing.from_dict({"path": "/home/me/train.py"}))
     sim.link = Bare  # type: ignore[method-assign, assignment]
     assert sim.runner().run() == "failed"
     result: Any = read_json(sim.paths.result)
