@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "_ext"))
+
+from repository import address_of  # noqa: E402
 
 import workbench  # noqa: E402
 
@@ -50,6 +53,22 @@ toc_object_entries = False
 smartquotes = False
 html_theme = "furo"  # its left column shows every page below its caption, on every page
 html_title = f"{project} {version}"
+templates_path = ["_templates"]
+# The clone knows the address of its repository. A build outside of a clone shows no link.
+remote = subprocess.run(
+    ["git", "remote", "get-url", "origin"], cwd=HERE, capture_output=True, text=True, check=False
+)
+html_context = {"repository": address_of(remote.stdout)}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "repository.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_js_files = ["labels.js"]

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import workbench
+from tests.support.scripts import script_job
 from tests.support.writtenrun import write_run
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, SSHPods, history
 from workbench.base.errors import ConfigError
@@ -22,7 +23,7 @@ from workbench.rundir.state import RunState, StateName
 
 JOB = FineTune(model="tiny-t5", dataset="wikisql-mini")
 OF_PYDANTIC = {name for name in dir(BaseModel) if not name.startswith("_")}
-RECORDS = [JOB, Script(path="train.py"), PodSpec(cpus=1), LocalPods(), SSHPods(hosts=["a"])]
+RECORDS = [JOB, script_job(path="train.py"), PodSpec(cpus=1), LocalPods(), SSHPods(hosts=["a"])]
 
 
 def public(value: object) -> set[str]:

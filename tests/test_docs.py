@@ -25,6 +25,9 @@ import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup, SoupStrainer
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import Template
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from playwright.sync_api import Page, sync_playwright
@@ -391,11 +394,7 @@ def test_the_site_is_built_with_warnings_as_errors_by_lint() -> None:
 def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("executed", ROOT / "docs/_ext/executed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
+    pages = extension("executed")
     monkeypatch.setattr(pages, "EXECUTED", tmp_path)
     monkeypatch.setattr(executed, "KEPT", tmp_path)
     live = "application/vnd.jupyter.widget-view+json"
@@ -432,6 +431,74 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
     assert "2026-11-27" in shown()[0], "the text is the notebook's"
     stripped = stripped.replace("1 + 1", "1 + 2")
     assert shown() == (pages.WITHOUT, [])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["root", "home", "prefix", "state", "temporary", "shared memory"]),
+            st.sampled_from(["", "/runs/first", "/a-b/x.json"]),
+            st.sampled_from(["", " ", "'", '"', "<b>", ":", "=", "\n"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_copy_has_no_folder_of_the_machine_that_made_it(
+    pieces: list[tuple[str, str, str]],
+) -> None:
+    state = "/somewhere/else/states-1"
+    folders = {
+        "root": str(ROOT),
+        "home": str(Path.home()),
+        "prefix": sys.prefix,
+        "state": state,
+        "temporary": "/tmp/tmpab12cd_z",
+        "shared memory": "/dev/shm/wb-b77kqlsl",
+    }
+    shown = "".join(f"{mark}{folders[name]}{rest} " for name, rest, mark in pieces)
+    public = "/tmp/cache /etc/workbench/spec.json /tmp/workbench"
+    cell = nbformat.v4.new_code_cell("1")
+    cell.outputs = [
+        nbformat.v4.new_output("stream", name="stdout", text=f"{shown}{public}"),
+        nbformat.v4.new_output("display_data", {"text/html": f"<p>{shown}</p>"}),
+    ]
+    book = nbformat.v4.new_notebook(cells=[cell])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", state)
+        made = executed.thinned(book, ROOT / "notebooks" / "sum.ipynb")
+    assert [name for name, folder in folders.items() if folder in made] == []
+    assert public in made
+    for _, rest, _ in pieces:
+        assert rest in made, "the rest of a path stays"
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://code.example/lab/workbench.git\n", "https://code.example/lab/workbench"),
+        ("https://me:secret@code.example/lab/workbench", "https://code.example/lab/workbench"),
+        ("git@code.example:lab/workbench.git", "https://code.example/lab/workbench"),
+        ("ssh://git@code.example:2222/lab/workbench.git", "https://code.example/lab/workbench"),
+        ("/srv/clones/workbench", ""),
+        ("", ""),
+    ],
+)
+def test_the_header_links_the_repository_of_the_clone(remote: str, address: str) -> None:
+    assert extension("repository").address_of(remote) == address
+    template = Template((ROOT / "docs" / "_templates" / "repository.html").read_text())
+    link = template.render(repository=address)
+    assert (f'href="{address}"' in link) == bool(address)
+
+
+def extension(name: str) -> Any:
+    """Import a module of the site's own extensions."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/_ext/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def is_built_of(site: Path, sources: Sequence[Path]) -> bool:

@@ -83,6 +83,68 @@ def test_a_deletion_on_a_terminal_shows_sizes_and_asks(
     assert run.exists() == (not is_gone)
 
 
+def test_without_a_terminal_a_deletion_needs_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = ended(tmp_path, "first"), ended(tmp_path, "second")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    for words in (["rm", str(first)], ["rm", "--keep-best", "1", str(tmp_path)]):
+        assert main(words) == 2
+        assert "add --yes" in capsys.readouterr().out
+        assert first.exists() and second.exists()
+        assert main([*words, "--yes"]) == 0
+        assert [first.exists(), second.exists()].count(False) == 1
+        first = ended(tmp_path, "first") if not first.exists() else first
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO], ids=["terminal", "file"])
+def test_a_watched_table_is_drawn_in_place_until_all_runs_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO]
+) -> None:
+    ended(tmp_path, "first")
+    going = write_run(tmp_path / "second")
+    going.keeper()
+    going.state("running")
+    going.step(1, 4)
+    screen = stream()
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            going.end("succeeded", steps=4, eval_loss=0.25)
+
+    monkeypatch.setattr("workbench.cli.time.sleep", sleep)
+    monkeypatch.setattr("sys.stdout", screen)
+    assert main(["ls", str(tmp_path), "--watch"]) == 0
+    assert looks == 3
+    shown = screen.getvalue()
+    assert ("\x1b[J" in shown) == (stream is Terminal)
+    last = shown.rpartition("\x1b[J")[2]
+    assert last.count("succeeded") >= (2 if stream is Terminal else 1)
+    if stream is not Terminal:
+        lines = shown.splitlines()
+        assert len(lines) == len(set(lines)), "a file gets the lines that changed"
+
+
+def test_an_interrupt_ends_a_watched_table_and_json_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    going = write_run(tmp_path / "first")
+    going.keeper()
+    going.state("running")
+    assert main(["ls", str(tmp_path), "--watch", "--json", "-"]) == 2
+
+    def sleep(seconds: float) -> None:
+        if seconds:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.cli.time.sleep", sleep)
+    assert main(["ls", str(tmp_path), "--watch"]) == 0
+    assert "Traceback" not in capsys.readouterr().out
+
+
 def test_the_nearest_runs_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

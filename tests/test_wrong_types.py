@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tests.support.scripts import script_job
 from tests.support.writtenrun import write_run
 from workbench import (
     Benchmark,
@@ -19,7 +20,6 @@ from workbench import (
     LocalPods,
     PodSpec,
     Run,
-    Script,
     SlurmPods,
     SSHPods,
     compare,
@@ -63,7 +63,7 @@ CALLS: dict[str, Callable[[object], object]] = {
     "PodSpec(cpus)": lambda value: PodSpec(cpus=value),
     "FineTune(model)": lambda value: FineTune(model=value),
     "Cluster(path=)": lambda value: Cluster(LocalPods(), path=value),
-    "Benchmark(path)": lambda value: Benchmark([Script(path="a.py")], pods=[1], path=value),
+    "Benchmark(path)": lambda value: Benchmark([script_job(path="a.py")], pods=[1], path=value),
     "history(state)": lambda value: history(state=value),
     "history(within)": lambda value: history(within=value),
 }
@@ -179,7 +179,7 @@ def test_no_verb_answers_a_wrong_value_with_an_error_of_python(
     made: dict[str, object] = {
         "run": Run.load(written.paths.root),
         "cluster": cluster,
-        "benchmark": Benchmark([Script(path="a.py")], pods=[1], path=tmp_path / "b"),
+        "benchmark": Benchmark([script_job(path="a.py")], pods=[1], path=tmp_path / "b"),
     }
     owner = made[which]
     found = []

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
-import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ from workbench.base.errors import (
 )
 from workbench.base.files.disk import full_disk_named
 from workbench.base.files.folders import remove_folder
+from workbench.base.table import coloured
 from workbench.base.versions import VERSION
 from workbench.base.words import pluralize, printable, scaled
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.rundir.spec import RunSpec
 
 _STDOUT = Path("-")
+_WATCH_S = 2.0
 _SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
@@ -46,7 +47,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "run": ("run SPEC.json --out runs/first", "run train.py --pods 2 -- --epochs 3"),
     "doctor": ("doctor SPEC.json",),
     "plan": ("plan SPEC.json --gpu-memory-gib 24", "plan SPEC.json --gpus-for"),
-    "ls": ("ls", "ls runs --state failed --sort=-eval_loss"),
+    "ls": ("ls", "ls runs --state failed --sort=-eval_loss", "ls --watch"),
     "logs": ("logs runs/first --rank 1 --tail 50",),
     "stop": ("stop runs/first", "stop runs/first --kill"),
     "attach": ("attach runs/first",),
@@ -169,6 +170,8 @@ def _answer_result(args: argparse.Namespace, run: Run, result: RunResult) -> Non
 def _ls(args: argparse.Namespace) -> bool:
     from workbench.finetune.notebook.history import history
 
+    if args.watch:
+        return _watch(args)
     found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
     where = "`workbench ls --json -` has the directory of each run, as `path`."
     lines = [str(found), *([where] if len(found) else [])]
@@ -181,6 +184,33 @@ def _ls(args: argparse.Namespace) -> bool:
         "clusters": [str(path) for path in clusters],
     }
     _answer(args, "\n".join(lines), answer)
+    return True
+
+
+def _watch(args: argparse.Namespace) -> bool:
+    """Draw the table anew until all its runs have ended; in a file, write the lines that change."""
+    from workbench.finetune.notebook.history import history
+    from workbench.rundir.state import RunState
+
+    if args.json is not None:
+        raise ConfigError("--watch draws a table; leave out --watch for the JSON of now")
+    ended = {RunState.LOST, *(state for state in RunState if state.is_terminal)}
+    shown: list[str] = []
+    is_live = True
+    with suppress(KeyboardInterrupt):
+        while is_live:
+            time.sleep(_WATCH_S if shown else 0)
+            found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
+            is_live = any(record.state not in ended for record in found)
+            lines = str(found).splitlines()
+            if sys.stdout.isatty():
+                # A line that leaves the screen cannot be drawn again.
+                lines = lines[: shutil.get_terminal_size().lines - 1]
+                sys.stdout.write(f"\x1b[{len(shown)}F\x1b[J" if shown else "")
+            new = lines if sys.stdout.isatty() else [line for line in lines if line not in shown]
+            if new:
+                _say("\n".join(new))
+            shown = lines
     return True
 
 
@@ -291,15 +321,17 @@ def _rm(args: argparse.Namespace) -> bool:
 
 
 def _confirmed(args: argparse.Namespace, folders: Sequence[Path]) -> bool:
-    """Show the directories to delete with their sizes; on a terminal, ask unless `--yes`."""
+    """Show the directories to delete with their sizes, and ask unless `--yes`."""
     from workbench.client.deletion import bytes_of_run
 
     sizes = [bytes_of_run(folder) for folder in folders]
     for folder, size in zip(folders, sizes, strict=True):
         _say(f"{folder}  {scaled(size, 'B')}")
     what = f"{pluralize(len(folders), 'run')}, {scaled(sum(sizes), 'B')}"
-    if args.yes or not sys.stdin.isatty():
+    if args.yes:
         return True
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{what} would be deleted, and no terminal can be asked; add --yes")
     _say(f"Delete {what}? Type y to delete.")
     if sys.stdin.readline().strip().casefold() in ("y", "yes"):
         return True
@@ -508,6 +540,9 @@ def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="column to sort by, a minus for the largest first, as in --sort=-eval_loss; "
         "default: the newest run first",
     )
+    ls.add_argument(
+        "--watch", action="store_true", help="draw the table anew until all its runs have ended"
+    )
     _add_json(ls)
     ls.set_defaults(verb=_ls)
 
@@ -635,14 +670,8 @@ def _answer(args: argparse.Namespace, text: str, facts: Mapping[str, object]) ->
         write_json(args.json, facts)
 
 
-_COLOURS = {"succeeded": 32, "failed": 31, "lost": 31, "refused": 31, "running": 36}
-_STATE = re.compile(r"\b(?:succeeded|failed|lost|refused|running)\b")
-
-
 def _say(text: str) -> None:
     # A name of a file may have bytes that are no text.
     text = text.encode(errors="backslashreplace").decode()
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        text = _STATE.sub(lambda at: f"\x1b[{_COLOURS[at[0]]}m{at[0]}\x1b[0m", text)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(coloured(text, sys.stdout) + "\n")
     sys.stdout.flush()

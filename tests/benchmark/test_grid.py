@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.benchmark.grid import BenchmarkGrid, make_grid
 from workbench.finetune.job.finetune import FineTune
-from workbench.jobs.script import Script
 
 
 def names(grid: BenchmarkGrid) -> list[str]:
@@ -99,7 +99,9 @@ def test_combinations_that_are_refused_say_why() -> None:
 
 
 def test_a_script_is_the_same_under_every_technique() -> None:
-    grid = make_grid([Script(path="t.py")], ["ddp", "zero1"], [1, 2], {"launcher": ["ssh", "pdsh"]})
+    grid = make_grid(
+        [script_job(path="t.py")], ["ddp", "zero1"], [1, 2], {"launcher": ["ssh", "pdsh"]}
+    )
     assert [(row.pods, row.job.launcher) for row in grid.rows] == [
         (1, "ssh"),
         (2, "ssh"),

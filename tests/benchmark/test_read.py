@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import says
 from tests.support.writtenrun import WrittenRun, write_run
 from workbench.base.files import read_json, write_json
@@ -16,7 +17,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.result import RunResult
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.profile.parse import read_profile
-from workbench.jobs.script import Script
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 CUDA = (
@@ -223,7 +223,7 @@ def test_equal_keys_mean_equal_work(tmp_path: Path) -> None:
         RunSpec(cluster=ClusterSpec(count=3), job=FineTune(technique="zero2")),
         RunSpec(cluster=ClusterSpec(count=3), job=FineTune(technique="zero1", seed=1)),
         RunSpec(cluster=ClusterSpec(count=3, backend={"kind": "kubernetes"}), job=job),
-        RunSpec(cluster=ClusterSpec(count=3), job=Script(path=str(tmp_path / "a.py"))),
+        RunSpec(cluster=ClusterSpec(count=3), job=script_job(path=str(tmp_path / "a.py"))),
     )
     assert len({key_of(other) for other in (spec, *other_work)}) == len(other_work) + 1
 

@@ -87,10 +87,10 @@ def test_the_command_deletes_by_name_and_keeps_the_best(
     monkeypatch.chdir(tmp_path)
     for number, loss in enumerate((0.5, 0.25, 0.125)):
         make_run(tmp_path / f"run-{number}", float(number), eval_loss=loss)
-    assert main(["rm", "run-0"]) == 0
+    assert main(["rm", "run-0", "--yes"]) == 0
     assert f"{tmp_path / 'run-0'} is deleted" in capsys.readouterr().out
     assert main(["rm"]) == 2
     assert main(["rm", "none"]) == 1
-    assert main(["rm", "--keep-best", "1"]) == 0
+    assert main(["rm", "--keep-best", "1", "--yes"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["run-2"]
     assert Run.load("run-2").id == "run-2"

@@ -361,7 +361,7 @@ def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() 
         live.update(
             [replace(row, outcome=Outcome.SUCCEEDED) if row.name == "now" else row for row in rows]
         )
-        assert out.getvalue().count("fsdp on 3 pods  ✓ succeeded") == 1
+        assert out.getvalue().count("fsdp on 3 pods  ✓ \x1b[32msucceeded") == 1
         live.update(rows, {"now": replace(far["now"], step=19)})
     assert "19 of 20 steps" in out.getvalue()
     assert out.getvalue().count("zero3 on 3 pods") == 1

@@ -41,7 +41,7 @@ def test_the_default_can_start() -> None:
         ({"per_device_train_batch_size": 0}, {"per_device_train_batch_size"}, "1 or more"),
         ({"epochs": 0.0}, {"epochs"}, "more than 0"),
         ({"local.port": 70000}, {"local.port"}, "65535"),
-        ({"deepspeed": "/no/such.json"}, {"deepspeed"}, "cannot be read"),
+        ({"deepspeed": "/no/such.json"}, {"deepspeed"}, "does not exist"),
     ],
 )
 def test_a_mistake_is_explained_at_the_fields_that_mend_it(

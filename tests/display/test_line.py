@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 from contextlib import closing
 from dataclasses import replace
 
@@ -24,6 +25,11 @@ class Clock:
         return self.now
 
 
+def plain(text: str) -> str:
+    """Return a text without its colours and orders."""
+    return re.sub(r"\x1b\[(\d+m|K)", "", text)
+
+
 class Terminal(io.StringIO):
     """A stream that says it is a terminal, and what stands on its screen."""
 
@@ -36,8 +42,8 @@ class Terminal(io.StringIO):
         for line in self.getvalue().split("\n"):
             shown = ""
             for part in line.split("\r"):
-                shown = part + shown[len(part) :]
-            lines.append(shown.rstrip())
+                shown = part if "\x1b[K" in part else part + shown[len(part) :]
+            lines.append(plain(shown).rstrip())
         return lines
 
 
@@ -54,6 +60,7 @@ def test_a_terminals_line_changes_four_times_a_second_and_ends_with_the_last_sta
         assert screen.getvalue().count("\r") <= 2 / 0.25 + 1
         line.update(replace(RUNNING, state=RunState.SUCCEEDED, step=200, eta_s=None))
     assert screen.getvalue().count("\n") == 1
+    assert "\x1b[32msucceeded\x1b[0m" in screen.getvalue()
     shown, empty = screen.screen
     assert (
         shown.startswith("succeeded [####################] 200/200, loss 3.142, 135.2 samples/s")
@@ -112,9 +119,10 @@ def test_a_failed_run_says_so_and_stays(stream: type[io.StringIO]) -> None:
                 message="rank 1 on pod-1 was killed by SIGKILL\x1b[2K\n",
             )
         )
-    last = out.getvalue().rstrip("\n").split("\n")[-1].split("\r")[-1]
+    shown = plain(out.getvalue())
+    last = shown.rstrip("\n").split("\n")[-1].split("\r")[-1]
     assert last.startswith("failed [##------------------] 25/200: rank 1")
-    assert "\x1b" not in out.getvalue()
+    assert "\x1b" not in shown
     assert out.getvalue().endswith("\n")
 
 
@@ -123,7 +131,7 @@ def test_a_real_terminal_of_40_columns_is_never_wrapped(monkeypatch: pytest.Monk
     main, other = pty.openpty()
     with os.fdopen(other, "w") as stream, closing(ProgressLine(stream, Clock())) as line:
         line.update(replace(RUNNING, step=25, message="a long story " * 20))
-    drawn = os.read(main, 10_000).decode()
+    drawn = plain(os.read(main, 10_000).decode())
     os.close(main)
     assert drawn.startswith("\r")
     assert all(len(part) < 40 for part in drawn.replace("\r", "\n").split("\n"))

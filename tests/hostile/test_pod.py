@@ -21,8 +21,8 @@ from tests.fakes.hostile_pod import (
     honest_rank_1,
 )
 from tests.fakes.runloop import Simulation
+from tests.support.scripts import script_job
 from workbench.base.errors import RemoteError
-from workbench.jobs.script import Script
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, RunWatch, Sampler
 
@@ -36,7 +36,7 @@ def watched(
     folder: Path, trick: Trick, lease_s: float
 ) -> Iterator[tuple[Simulation, queue.Queue[PodReport]]]:
     """Watch two pods of a run: a hostile one with a lease, and an honest one."""
-    sim = Simulation(folder, Script(path="/home/me/train.py"))
+    sim = Simulation(folder, script_job(path="/home/me/train.py"))
     played = [(trick, lease_s), (honest_rank_1, LONGEST_S)]
     links = []
     contexts = []
@@ -122,6 +122,6 @@ def test_a_hostile_pod_ends_its_run_in_words_and_nothing_else(tmp_path: Path, na
     ],
 )
 def test_an_odd_greeting_is_an_error_of_the_pod(tmp_path: Path, hello: object) -> None:
-    sim = Simulation(tmp_path / "cluster", Script(path="/home/me/train.py"))
+    sim = Simulation(tmp_path / "cluster", script_job(path="/home/me/train.py"))
     with pytest.raises(RemoteError, match="the agent of pod-0"):
         PlayedLink(sim.pods[0].pod, tmp_path, honest, hello=hello)

@@ -30,11 +30,11 @@ from tests.fakes.hostile_answers import (
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan
 from tests.support.examplefolder import example_folder
 from tests.support.examples import tries
+from tests.support.scripts import script_job
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import Job
-from workbench.jobs.script import Script
 from workbench.keeper.decisions import replay
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.checkpoints import newest_good
@@ -118,7 +118,7 @@ def carry_out(
     """Carry out a run of two pods, one of them hostile, and check what holds for each run."""
     sim = HostileSimulation(
         folder / "cluster",
-        job or Script(path="/home/me/train.py", outputs=["*"]),
+        job or script_job(path="/home/me/train.py", outputs=["*"]),
         [plan or Plan()],
         template=template,
         lies={hostile: lies},
@@ -419,7 +419,7 @@ def test_odd_stacks_hide_no_other_stack_and_are_not_asked_for_again(
 
 
 def test_fetch_copies_the_files_of_each_pod_that_answers(tmp_path: Path) -> None:
-    sim = HostileSimulation(tmp_path, Script(path="/home/me/train.py"), [Plan()], lies={})
+    sim = HostileSimulation(tmp_path, script_job(path="/home/me/train.py"), [Plan()], lies={})
     runner = sim.submitted()
     assert runner.run() == "succeeded"
     there = sim.paths.outputs / "pod-1" / "answer-1.txt"

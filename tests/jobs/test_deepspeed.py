@@ -157,8 +157,14 @@ def test_a_configuration_is_read_by_its_path_too(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "nowhere.json"
+    with pytest.raises(ConfigError, match=r"nowhere\.json.*does not exist"):
+        own(str(file))
+    file.write_text("{}")
+    job = own(str(file))
+    file.unlink()
     with pytest.raises(ConfigError, match=r"nowhere\.json.*No such file"):
-        resolve(own(str(tmp_path / "nowhere.json")), gpus=0)
+        resolve(job, gpus=0)
 
 
 @pytest.mark.parametrize("key", sorted(dskeys.REMOVED))

@@ -145,8 +145,8 @@ BASE = {
 
 def tried(folder: Path, examples: int) -> tuple[int, int]:
     file, counts = folder / "own.json", [0, 0]
-    job = FineTune(technique="zero3-offload", deepspeed=str(file))
     file.write_text(json.dumps(BASE))
+    job = FineTune(technique="zero3-offload", deepspeed=str(file))
     assert resolve(job, gpus=0) is not None
     known = [(at, kind) for at, kind in KEYS if _is_there(at)]
 

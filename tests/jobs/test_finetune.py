@@ -422,7 +422,10 @@ def test_values_of_an_enum_are_kept_as_text() -> None:
     assert job.to_dict()["report_to"] == ["mlflow"] and job_from_dict(job.to_dict()) == job
 
 
-def test_paths_may_be_paths() -> None:
+def test_paths_may_be_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "zero1.json").write_text("{}")
     job = FineTune(resume=Path("runs/a"), dataset=Path("rows.jsonl"), deepspeed=Path("zero1.json"))
     assert (job.resume, job.dataset, job.deepspeed) == ("runs/a", "rows.jsonl", "zero1.json")
 

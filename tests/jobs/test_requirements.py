@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import sentence
 from workbench import Script
 from workbench.errors import ConfigError, RunError
@@ -448,7 +449,7 @@ def test_an_environment_is_known_by_packages_python_and_index() -> None:
 @pytest.mark.parametrize("given", [3, {"trl": "1"}, [1]])
 def test_other_types_are_refused(given: object) -> None:
     with pytest.raises(ConfigError, match="requirements"):
-        Script("train.py", requirements=given)
+        script_job("train.py", requirements=given)
 
 
 def test_a_handover_is_refused(tmp_path: Path) -> None:
@@ -463,16 +464,16 @@ def test_a_handover_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_its_requirements_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be read; submit the job again"):
-        Script("train.py", requirements=["trl"]).packages_in(tmp_path)
-    assert Script("train.py").packages_in(tmp_path) is None
+        script_job("train.py", requirements=["trl"]).packages_in(tmp_path)
+    assert script_job("train.py").packages_in(tmp_path) is None
 
 
 def test_the_panel_names_given_packages() -> None:
-    listed = Script("train.py", requirements=["trl==1.16.0", "rich"], isolated=True)
+    listed = script_job("train.py", requirements=["trl==1.16.0", "rich"], isolated=True)
     assert ("environment", "trl==1.16.0, rich, isolated") in listed.views.panel_facts({})
-    of_file = Script("train.py", requirements="/home/me/uv.lock")
+    of_file = script_job("train.py", requirements="/home/me/uv.lock")
     assert ("environment", "uv.lock") in of_file.views.panel_facts({})
-    assert [name for name, _ in Script("train.py").views.panel_facts({})] == ["script"]
+    assert [name for name, _ in script_job("train.py").views.panel_facts({})] == ["script"]
 
 
 def test_any_python_does_if_nothing_is_required_or_known_and_a_candidate_is_one() -> None:

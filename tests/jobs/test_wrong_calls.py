@@ -105,6 +105,25 @@ def test_an_empty_question_is_counted_for_every_model_and_the_option_drops_it(
     assert sum(made.remarks.values()) == 2, "preview and the run's log count the rows"
 
 
+def test_the_line_for_many_columns_knows_of_empty_cells(files: Path) -> None:
+    """So an own file takes two tries, also where the two columns are yours to name."""
+    rows = "".join(
+        f"T-{n},{'' if n in (12, 80) else 'hello'},{'' if n == 20 else 'sales'},{n}\n"
+        for n in range(1, 101)
+    )
+    (files / "many.csv").write_text("Ticket #,Customer Message ,Team,Closed on (UTC)\n" + rows)
+    with pytest.raises(ConfigError) as refused:
+        preview(FineTune("tiny-t5", "many.csv"))
+    text = str(refused.value)
+    assert all(repr(name) in text for name in ("Ticket #", "Closed on (UTC)"))
+    found = re.search(DATASET, text)
+    assert found
+    line = found[1].removeprefix("dataset=")
+    pasted = eval(line.replace("…", "Customer Message ", 1).replace("…", "Team"))
+    made = prepare(dataset_from(pasted), files / "rows")
+    assert made.train_rows + made.eval_rows == 97
+
+
 def test_the_line_for_odd_headers_knows_of_empty_cells(files: Path) -> None:
     """So an own file takes two tries: the path, and the pasted line."""
     with pytest.raises(ConfigError) as refused:

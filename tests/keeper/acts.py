@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests.fakes.runloop import Fate, Plan, Simulation
+from tests.support.scripts import script_job
 from workbench.base.files import read_json
 from workbench.jobs.job import Rules, Stop, Traits
 from workbench.jobs.script import Script
@@ -32,7 +33,7 @@ Act = Callable[[Simulation, Runner], object]
 
 
 def script(**options: Any) -> Script:
-    return Script(path="/home/me/train.py", **options)
+    return script_job(path="/home/me/train.py", **options)
 
 
 class Trainer(Script):
@@ -46,7 +47,7 @@ class Trainer(Script):
 
 
 def trainer(**options: Any) -> Script:
-    return Trainer(path="/home/me/train.py", **options)
+    return Trainer.from_dict({"path": "/home/me/train.py", **options})
 
 
 def silence(*pods: int) -> Act:

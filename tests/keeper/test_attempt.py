@@ -121,7 +121,7 @@ def test_a_script_that_is_asked_ends_within_its_own_grace(tmp_path: Path) -> Non
 
 
 def test_a_stop_without_a_grace_of_the_job_kills_after_some_seconds(tmp_path: Path) -> None:
-    job = Impatient(path="/home/me/train.py")
+    job = Impatient.from_dict({"path": "/home/me/train.py"})
     sim = Simulation(tmp_path, job, [Plan(others=Fate(stubborn=True))])
     seen = states(sim, 6.0)
     result = carried_out(sim, (5.0, stop))

@@ -16,11 +16,11 @@ import pytest
 
 import workbench.keeper
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimFleet, Simulation
+from tests.support.scripts import script_job
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
-from workbench.jobs.script import Script
 from workbench.keeper import boundary, resource_limits
 from workbench.keeper.boundary import isolate_pod_errors, isolate_run_errors
 from workbench.keeper.keeper import Keeper
@@ -208,7 +208,7 @@ class SimKeeper(Keeper):
 
 @pytest.fixture
 def sim(paths: ClusterPaths) -> Simulation:
-    return Simulation(paths.root, Script(path="/home/me/train.py"), [Plan()])
+    return Simulation(paths.root, script_job(path="/home/me/train.py"), [Plan()])
 
 
 def request_of(sim: Simulation) -> Submit:

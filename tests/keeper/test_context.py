@@ -62,7 +62,7 @@ def test_a_hostfile_that_has_the_pods_is_not_written_again(
 
 
 def test_a_job_may_have_fewer_ranks_than_there_are_slots(tmp_path: Path) -> None:
-    sim = Simulation(tmp_path, Single(path="/home/me/train.py"))
+    sim = Simulation(tmp_path, Single.from_dict({"path": "/home/me/train.py"}))
     assert [place.rank for place in sim.context().places] == [0]
 
 

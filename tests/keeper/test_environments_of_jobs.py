@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import RUN, SimLink, Simulation
+from tests.support.scripts import script_job
 from tests.support.sentences import says, sentence
 from workbench.base.errors import PodError, PodTimeout, RemoteError
 from workbench.base.files import read_json, write_json
@@ -104,7 +105,7 @@ TRL = Requirements(source="the header of train.py", lines=["trl==1.16.0"], notes
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    return Made(tmp_path, TRL, Script(path="/home/me/train.py", env={"PIP_INDEX_URL": "here"}))
+    return Made(tmp_path, TRL, script_job(path="/home/me/train.py", env={"PIP_INDEX_URL": "here"}))
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +123,21 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_job_without_packages_asks_no_pod(tmp_path: Path) -> None:
-    made = Made(tmp_path, None, Script(path="/home/me/train.py"))
+    made = Made(tmp_path, None, script_job(path="/home/me/train.py"))
     assert made.install()
     assert not any(link.requests for link in made.links)
 
 
 def test_packages_that_are_the_pod_s_own_are_not_installed(tmp_path: Path) -> None:
     needs = Requirements(source="a header", requires_python=">=3")
-    made = Made(tmp_path, needs, Script(path="/home/me/train.py"))
+    made = Made(tmp_path, needs, script_job(path="/home/me/train.py"))
     assert made.install()
     assert not any(link.requests for link in made.links)
 
 
 def test_a_pod_with_another_python_is_refused(tmp_path: Path) -> None:
     needs = Requirements(source="a header", requires_python=">=3.99")
-    made = Made(tmp_path, needs, Script(path="/home/me/train.py"))
+    made = Made(tmp_path, needs, script_job(path="/home/me/train.py"))
     made.links[1].pod = replace(made.links[1].pod, versions={"python": "3.11.2"})
     fault = made.fails().fault
     assert (fault.kind, fault.pod, fault.host) == ("packages", "pod-1", "10.0.0.1")
@@ -333,7 +334,7 @@ def test_pip_is_ended_after_the_time_of_the_cluster_s_start(made: Made) -> None:
 
 
 def needing(folder: Path, prints: str, **env: str) -> Made:
-    made = Made(folder, None, Needing(path="/home/me/train.py", env=env))
+    made = Made(folder, None, Needing.from_dict({"path": "/home/me/train.py", "env": env}))
     for link in made.links:
         link.prints = prints
     return made
@@ -388,7 +389,7 @@ def test_a_failure_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
         def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
             return '{"trl": ""}' if "-c" in argv else super().run(argv, timeout_s, again=again)
 
-    sim = Simulation(tmp_path, Needing(path="/home/me/train.py"))
+    sim = Simulation(tmp_path, Needing.from_dict({"path": "/home/me/train.py"}))
     sim.link = Bare  # type: ignore[method-assign, assignment]
     assert sim.runner().run() == "failed"
     result: Any = read_json(sim.paths.result)

@@ -411,7 +411,7 @@ def restarted(kept: Kept, step: int | None, saved: int = 0) -> tuple[RunContext,
 
 @pytest.fixture
 def stepping(tmp_path: Path) -> Kept:
-    kept = Kept(tmp_path, Stepping(path="/home/me/train.py", restarts=2))
+    kept = Kept(tmp_path, Stepping.from_dict({"path": "/home/me/train.py", "restarts": 2}))
     kept.context = replace(kept.context, attempt=3, restart=1, inherited=True)
     return kept
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.support.poll import until
+from tests.support.scripts import script_job
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, RunError
 from workbench.base.files import read_json
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
-from workbench.jobs.script import Script
 from workbench.keeper import keeper as module
 from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.keeper import Keeper
@@ -596,7 +596,7 @@ def test_the_newest_checkpoint_on_pods_is_named(
 
 
 def submit(served: Served, op: Any = "submit", **facts: Any) -> Submit:
-    job = dict(Script(path="/home/me/train.py").to_dict())
+    job = dict(script_job(path="/home/me/train.py").to_dict())
     path = served.paths.root / "run"
     path.mkdir(exist_ok=True)
     return Submit(op=op, run="r1", path=path, job=job, **facts)

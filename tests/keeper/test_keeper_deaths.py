@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimLog, Simulation
 from tests.support.examplefolder import example_folder
 from tests.support.runstores import decisions_in
+from tests.support.scripts import script_job
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
 from workbench.keeper.run.runner import Runner
@@ -64,7 +65,7 @@ EVENT = ["before event", "after event"]
 
 
 def script(**options: Any) -> Script:
-    return Script(path="/home/me/train.py", **options)
+    return script_job(path="/home/me/train.py", **options)
 
 
 def lives(sim: Simulation, at: float, act: Callable[[], object]) -> str:

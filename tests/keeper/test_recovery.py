@@ -37,7 +37,7 @@ class Single(Script):
 def test_a_job_gets_the_pods_that_are_asked_for_up_to_its_own_limit() -> None:
     job = script()
     assert (wanted_pods(job, None, 4), wanted_pods(job, 3, 4)) == (4, 3)
-    assert wanted_pods(Single(path="/home/me/train.py"), None, 4) == 1
+    assert wanted_pods(Single.from_dict({"path": "/home/me/train.py"}), None, 4) == 1
 
 
 class Kept:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import Fate, Plan, SimLink, Simulation, SimWatch
+from tests.support.scripts import script_job
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
@@ -131,7 +132,7 @@ def test_the_first_error_is_raised_after_all_calls() -> None:
 
 
 def script(**options: Any) -> Script:
-    return Script(path="/home/me/train.py", **options)
+    return script_job(path="/home/me/train.py", **options)
 
 
 @pytest.mark.parametrize("times", [1, 7])

@@ -42,7 +42,9 @@ class Watched:
     """Pods with played agents, and the watch of their run."""
 
     def __init__(self, folder: Path, tricks: list[Callable[..., object]], lease_s: float) -> None:
-        sim = Simulation(folder, ScriptJob(path="/home/me/train.py"), pods=len(tricks))
+        sim = Simulation(
+            folder, ScriptJob.from_dict({"path": "/home/me/train.py"}), pods=len(tricks)
+        )
         sim.lease_s = lease_s
         self.links = [
             PlayedLink(pod.pod, folder, trick, lease_s=lease_s)  # type: ignore[arg-type]

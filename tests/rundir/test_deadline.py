@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import says
 from workbench import Cluster, LocalPods
 from workbench.jobs.job import Checkpoints, Rules
@@ -67,7 +68,7 @@ def test_a_checkpoint_that_needs_a_fast_link_for_the_notice_is_said_at_submissio
     leave_s: float | None,
     gbit: str,
 ) -> None:
-    spec = RunSpec(cluster=ClusterSpec(count=1), job=Script("train.py"))
+    spec = RunSpec(cluster=ClusterSpec(count=1), job=script_job("train.py"))
     monkeypatch.setattr(Script, "rules", Rules(checkpoints=Checkpoints(brings=brings)))
     monkeypatch.setattr(JobViews, "checkpoint_bytes", 96_000_000_000)
     words = said_at_submit(spec, [Pod(name="pod-0", leave_s=leave_s)])

@@ -17,6 +17,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from tests.support.scripts import script_job
 from tests.support.sentences import says, sentence
 from workbench import FineTune, Function, Script
 from workbench.agent.call import leave, leave_raised
@@ -401,7 +402,7 @@ def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path:
     with pytest.raises(ConfigError, match=refused):
         as_script(Function(helper, (1,)), tmp_path / "refused", [same, unknown, other])
     assert not (tmp_path / "refused").exists()
-    assert as_script(Script("train.py"), tmp_path, [other]) == Script("train.py")
+    assert as_script(script_job("train.py"), tmp_path, [other]) == script_job("train.py")
     with pytest.raises(ConfigError, match=sentence("would be pickled by Python", "agreed")):
         as_script(FineTune(metrics=["rouge", agreed]), tmp_path, [other])
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import tries
+from tests.support.scripts import script_job
 from tests.support.writtenrun import write_run
 from workbench import FineTune, LocalPods, PodSpec, Script
 from workbench.base.files import read_json
@@ -30,7 +31,7 @@ NAMES = (
 JOBS = (
     FineTune(technique="zero3-offload", max_source_length=2048, per_device_train_batch_size=4),
     FineTune(model="tiny-llama", technique="ddp", peft="lora", lora={"r": 8}, max_steps=1),
-    Script(path="/home/me/train.py", launcher="ssh", requirements=["nltk==3.9.1"]),
+    script_job(path="/home/me/train.py", launcher="ssh", requirements=["nltk==3.9.1"]),
 )
 EVENTS: tuple[dict[str, object], ...] = (
     {"kind": "phase", "name": "loading model", "done": 1, "total": 2},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import sentence
 from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
@@ -468,7 +470,7 @@ def test_a_module_and_a_folder_above_the_script_travel(
     assert started(job, there, env) == f"7 __main__ {shown} {there / 'src'}"
     there = tmp_path / "script"
     monkeypatch.chdir(repository / "scripts")
-    job = Script("train.py", folder="..", args=[arg])
+    job = script_job("train.py", folder="..", args=[arg])
     assert started(job, there, env) == f"7 {shown} {there / 'repository'}"
     assert (there / "repository" / "src" / "pkg" / "util.py").is_file()
     monkeypatch.chdir(repository / "src")
@@ -556,8 +558,9 @@ def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None
     assert job.in_users_files(whole, "r1") == f"No such file or directory: '{folder}'"
     other = 'File "/pod/runs/r1/script/src-old/a.py"'
     assert job.in_users_files(other, "r1") == other
-    moved = job.replace(path="/else/pkg/train.py", folder="/else")
-    assert (moved.path, moved.folder) == ("/else/pkg/train.py", "/else")
+    other_folder = str(shutil.copytree(folder, repository / "else"))
+    moved = job.replace(path=f"{other_folder}/pkg/train.py", folder=other_folder)
+    assert (moved.path, moved.folder) == (f"{other_folder}/pkg/train.py", other_folder)
     assert "pkg/util.py" in {name for name, _ in job.views.local_files()}
 
 
@@ -568,7 +571,7 @@ def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None
         ({"module": "pkg.train", "path": "other.py"}, "Give one of the two"),
         ({"module": "pkg.missing", "folder": "src"}, "has no file .*/src/pkg/missing.py. Give"),
         ({"path": "scripts/train.py", "folder": "src"}, "is not in the folder"),
-        ({"path": "scripts/train.py", "folder": "none"}, "is not in the folder"),
+        ({"path": "scripts/train.py", "folder": "none"}, "folder 'none' does not exist"),
     ],
 )
 def test_a_module_that_is_not_there_is_refused(
@@ -594,11 +597,11 @@ def test_the_sent_folder_keeps_its_name(
     for number, path in enumerate((str(own / "train.py"), "../train.py")):
         assert started(Script(path), tmp_path / f"{number}", {}) == f"{name} {name}"
     monkeypatch.chdir(own)
-    assert started(Script("train.py", folder="."), tmp_path / "2", {}) == f"{name} {name}"
-    job = Script("train.py")
+    assert started(script_job("train.py", folder="."), tmp_path / "2", {}) == f"{name} {name}"
+    job = script_job("train.py")
     traceback = f'File "/pod/runs/r1/script/{name}/train.py", line 1'
     assert job.found_in(own).in_users_files(traceback, "r1") == (f'File "{own}/train.py", line 1')
 
 
 def test_a_folder_without_a_name_has_one_on_the_pods() -> None:
-    assert Script("/train.py").folder_name == "script"
+    assert script_job("/train.py").folder_name == "script"

@@ -6,7 +6,9 @@ repository. The notebooks themselves stay without outputs.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -20,6 +22,14 @@ SHOWN = ("text/html", "image/png", "text/plain")
 """Forms of an output that a page shows, the best first. Live widgets need a kernel."""
 BESIDE = re.compile(r"\]\((\w+\.ipynb)\)")
 """A link to the notebook beside."""
+USUAL = {
+    "XDG_STATE_HOME": "~/.local/state",
+    "XDG_CACHE_HOME": "~/.cache",
+    "XDG_RUNTIME_DIR": "/run/user/1000",
+}
+"""Variables of folders that differ from machine to machine, and their usual values."""
+TEMPORARY = re.compile(r"(/tmp|/var/tmp|/dev/shm)/(?:tmp|[\w.]+-)[a-z0-9_]{8}\b")
+"""A folder with a random name, as `tempfile` makes it."""
 SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL)
 
 
@@ -59,8 +69,18 @@ def thinned(book: nbformat.NotebookNode, source: Path) -> str:
         day = execution.get("iopub.execute_input", "")[:10]
         book.metadata.setdefault("executed", day)
         cell.outputs = [output for output in cell.outputs if shown(output)]
-    text = nbformat.writes(book)
-    return text.replace(str(ROOT), "…").replace(str(Path.home()), "~") + "\n"
+    return neutral(nbformat.writes(book)) + "\n"
+
+
+def neutral(text: str) -> str:
+    """Return a text without the folders of this machine and of the session of pytest."""
+    folders = {str(ROOT): "…", sys.prefix: "…/.venv", str(Path.home()): "~"}
+    for name, usual in USUAL.items():
+        folders[os.environ.get(name) or usual] = usual
+    # A folder may be in another one.
+    for folder in sorted(folders, key=len, reverse=True):
+        text = re.sub(rf"{re.escape(folder)}(?![\w-])", folders[folder], text)
+    return TEMPORARY.sub(r"\1/tmp…", text)
 
 
 def shown(output: nbformat.NotebookNode) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from workbench.base.display_protocol import Displayable, no_view, view
 from workbench.base.errors import ConfigError
@@ -73,6 +75,8 @@ DONE = "#"
 _BAR = 24  # letters
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BETWEEN = "  "
+_COLOURS = {"succeeded": 32, "failed": 31, "lost": 31, "refused": 31, "running": 36}
+_STATE = re.compile(r"(?:\b|(?<=\x1b\[K))(?:succeeded|failed|lost|refused|running)\b")
 _ROOM = 150  # columns of a text outside of a terminal, such as the text of a notebook's output
 Key = float | str | None
 """Sort key of a cell; None is unknown and sorted last in both directions."""
@@ -123,6 +127,13 @@ def room_of_text() -> int:
     # COLUMNS alone says nothing: Python's readline sets it to 80 in a process without a terminal.
     is_terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()
     return get_terminal_size().columns if is_terminal else _ROOM
+
+
+def coloured(text: str, stream: TextIO) -> str:
+    """Return a text with coloured states for a terminal; unchanged for a file, and by NO_COLOR."""
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return _STATE.sub(lambda at: f"\x1b[{_COLOURS[at[0]]}m{at[0]}\x1b[0m", text)
 
 
 def text_table(grid: Grid, width: int = 60) -> str:

@@ -20,6 +20,7 @@ from workbench.base.record import (
     Allowed,
     Count,
     Environment,
+    Exists,
     PathText,
     Positive,
     Unit,
@@ -163,11 +164,13 @@ class Script(Job):
         recipe=entries.REPEAT_SCRIPT,
     )
 
-    path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
+    path: Annotated[PathText, Field(min_length=1), Exists(), Allowed("the path of a Python file")]
     """Path of the script, a Python file. With `module`, the path follows from the module."""
     module: Annotated[str, Allowed("the name of a module, such as 'pkg.train'")] = ""
     """Module to run in place of a file, as `python -m` does. Its name begins in `folder`."""
-    folder: Annotated[PathText | None, Allowed("the path of a folder above the script")] = None
+    folder: Annotated[
+        PathText | None, Exists(), Allowed("the path of a folder above the script")
+    ] = None
     """Folder that is sent to the pods, and in which the script starts.
 
     Default: the folder of the script; for a module, the current folder.
@@ -209,6 +212,7 @@ class Script(Job):
 
     requirements: Annotated[
         PathText | Sequence[str] | None,
+        Exists(),
         Allowed("a list such as ['trl==1.16.0'], or the path of a requirements.txt or a uv.lock"),
     ] = None
     """Packages of an environment for the script: a list such as `["trl==1.16.0"]`, or a path.
@@ -310,6 +314,10 @@ class Script(Job):
             "left_out": left_out(root)[:_LEFT_OUT],
         }
         return Prepared(job=job, origin=origin)
+
+    def _check_paths(self, names: Iterable[str]) -> None:
+        self.check_file()
+        super()._check_paths(names)
 
     def check_file(self) -> None:
         """Refuse a module without a file."""

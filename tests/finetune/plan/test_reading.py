@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import says, sentence
-from workbench import FineTune, Script, preview
+from workbench import FineTune, preview
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.plan.plan import tokens_of
@@ -176,7 +177,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=sentence("preview shows the rows of a FineTune; a {} has none", "Script")
     ):
-        preview(Script("train.py"))  # type: ignore[arg-type]
+        preview(script_job("train.py"))  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError,
         match=sentence("or leave out rows with an empty question or answer", "rows.jsonl, line 2"),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.scripts import script_job
 from tests.support.sentences import says
 from workbench.display.failure import fault_card
 from workbench.finetune.advice.rules import advise
 from workbench.finetune.job.finetune import FineTune
-from workbench.jobs.script import Script
 from workbench.rundir.result import RunFault
 
 CUDA = (
@@ -136,7 +136,7 @@ CASES = [
     ("kind", "message", "title"), CASES, ids=[case[2] + " " + case[0] for case in CASES]
 )
 @pytest.mark.parametrize(
-    "job", [None, FineTune(), Script(path="train.py")], ids=["no job", "finetune", "script"]
+    "job", [None, FineTune(), script_job(path="train.py")], ids=["no job", "finetune", "script"]
 )
 def test_the_cause_is_named_and_has_a_few_fixes(
     kind: str, message: str, title: str, job: object
@@ -149,7 +149,7 @@ def test_the_cause_is_named_and_has_a_few_fixes(
 
 def test_a_script_that_misses_its_own_modules_is_told_of_the_options() -> None:
     fault = RunFault(rank=0, kind="ModuleNotFoundError", message="No module named 'pkg'")
-    fixes = " ".join(advise(fault, Script(path="train.py")).fixes)
+    fixes = " ".join(advise(fault, script_job(path="train.py")).fixes)
     assert "Script('scripts/train.py', folder='.', env={'PYTHONPATH': '.'})" in fixes
     assert "Script(module='pkg.train', folder='src')" in fixes
 
@@ -202,7 +202,7 @@ def test_the_card_of_a_run_without_memory_asks_for_a_plan(job: FineTune) -> None
         )
         card = fault_card(fault, job)
         assert "cluster.plan(job)" in str(card) and "cluster.plan(job)" in card._repr_html_()
-        assert "cluster.plan" not in str(fault_card(fault, Script(path="train.py")))
+        assert "cluster.plan" not in str(fault_card(fault, script_job("train.py")))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_script_is_advised_nothing_about_options_that_it_does_not_have(
     kind: str, message: str, _title: str
 ) -> None:
     fixes = " ".join(
-        advise(RunFault(rank=1, kind=kind, message=message), Script(path="train.py")).fixes
+        advise(RunFault(rank=1, kind=kind, message=message), script_job(path="train.py")).fixes
     )
     for name in (
         "`model`",
@@ -230,7 +230,7 @@ def test_wrong_shapes_in_a_script_are_not_blamed_on_a_model() -> None:
         kind="RuntimeError",
         message="mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
     )
-    assert "`model`" not in " ".join(advise(fault, Script(path="train.py")).fixes)
+    assert "`model`" not in " ".join(advise(fault, script_job(path="train.py")).fixes)
     assert "`model`" in advise(fault, FineTune()).fixes[0]
 
 

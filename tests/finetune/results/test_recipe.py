@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forkedruns import Plan
+from tests.support.scripts import script_job
 from tests.support.sentences import says
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
@@ -242,7 +243,7 @@ def test_a_module_is_started_as_one(tmp_path: Path) -> None:
 
 
 def test_the_packages_of_a_script_are_installed_after_those_of_its_pods(tmp_path: Path) -> None:
-    result = make_run(tmp_path / "run", Script(path="ring.py", requirements=["trl==1.16.0"]))
+    result = make_run(tmp_path / "run", script_job(path="ring.py", requirements=["trl==1.16.0"]))
     needs = Requirements(source="requirements", lines=["trl==1.16.0"])
     write_json(RunPaths(result.path).requirements, needs.facts())
     recipe = script_recipe_of(result)

@@ -9,7 +9,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -30,12 +32,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from workbench.base.errors import ConfigError, one_of, option_named, shortened
+from workbench.base.files import user_path
 from workbench.base.json_values import as_list, as_objects, problem_in
-from workbench.base.record.types import Allowed, Unit
+from workbench.base.record.types import Allowed, Exists, Unit
 
 # Pages and forms show the docstrings. On pods this package is a zip. No program reads docstrings
 # there, and inspect would compare every loaded module for each class (6 s beside torch).
 _HAS_SOURCE = Path(__file__).is_file()
+_CHECKS_PATHS = ContextVar("_CHECKS_PATHS", default=True)
+"""Whether a user makes the record, and not a file of a run."""
 
 
 def _takes(field: FieldInfo, value: object) -> bool:
@@ -112,6 +117,9 @@ class Record(BaseModel):
         if problem is not None:
             problem.name_option(options, secret=secret)
             raise problem  # out of the handler: its error would show the values of secrets
+        if _CHECKS_PATHS.get():
+            with option_named(options, secret=secret):
+                self._check_paths(options)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
@@ -193,13 +201,10 @@ class Record(BaseModel):
         """Read the JSON form."""
         match data:
             case Mapping():
-                return cls(
-                    **{
-                        str(key): value
-                        for key, value in data.items()
-                        if key != "kind" or not cls.kind
-                    }
-                )
+                options = {str(key): value for key, value in data.items()}
+                if cls.kind:
+                    options.pop("kind", None)
+                return cls._made(options)
         raise ConfigError(f"{cls.label or 'the record'} is {_shown(data)}; it must be an object")
 
     def to_dict(self) -> dict[str, object]:
@@ -208,7 +213,28 @@ class Record(BaseModel):
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with some options changed and checked; unset options stay unset."""
-        return type(self)(**{**self.as_given(), **changes})
+        made = self._made({**self.as_given(), **changes})
+        if _CHECKS_PATHS.get():
+            made._check_paths([name for name in changes if changes[name] != getattr(self, name)])
+        return made
+
+    @classmethod
+    def _made(cls, options: Mapping[str, object]) -> Self:
+        """Make a record whose files may be gone or on another machine."""
+        mark = _CHECKS_PATHS.set(False)
+        try:
+            return cls(**options)
+        finally:
+            _CHECKS_PATHS.reset(mark)
+
+    def _check_paths(self, names: Iterable[str]) -> None:
+        """Refuse paths that do not exist here, of options that a user gives."""
+        for name in names:
+            field = self._fields()[name]
+            marks = [p for p in _parts(field.annotation, field.metadata) if isinstance(p, Exists)]
+            value = getattr(self, name)
+            if marks and isinstance(value, str) and not any(each.unless in value for each in marks):
+                _check_exists(f"{self.label} {name}".strip(), value)
 
     def as_given(self) -> dict[str, object]:
         """Return the options that were given, without defaults."""
@@ -284,6 +310,20 @@ class Record(BaseModel):
             return one_of(f"{label}{name}", options[name], option.choices)
         value = f"is {_shown(options[name])}" if cls._fields()[name].repr else "cannot be used"
         return ConfigError(f"{label}{name} {value}; it must be {option.allowed}")
+
+
+def _check_exists(what: str, path: str) -> None:
+    place = user_path(path)
+    folder = place.parent.absolute()
+    try:
+        if place.exists():
+            return
+        names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    except OSError:  # submit names the fault of a path that is no file name, or is not to be seen
+        return
+    near = get_close_matches(place.name, names, n=1)
+    meant = f"Did you mean {str(place.with_name(near[0]))!r}?" if near else "Correct the path."
+    raise ConfigError(f"{what} {shortened(path)} does not exist in {folder}. {meant}")
 
 
 _PUBLIC = ("kind", "from_dict", "options", "replace", "to_dict")

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from workbench.base.errors import ConfigError
+from workbench.base.settings import check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,14 @@ class Allowed:
     """Annotation with the allowed values in words, where the type alone is unclear."""
 
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """Annotation of a path on this machine: a user's call is refused without the file or folder."""
+
+    unless: str = "://"
+    """Text in values that are no path here, such as addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ def _environment(value: Any) -> object:
         problem = _too_long(value)
     if problem:
         raise ConfigError(f"env {problem}")
+    check_settings(value)
     return value
 
 

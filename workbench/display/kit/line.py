@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.base.clock import Clock
 from workbench.base.display_protocol import Draw
+from workbench.base.table import coloured
 from workbench.base.words import count, duration, number, strip_controls
 from workbench.rundir.totals import Progress
 
@@ -74,6 +75,7 @@ class Screen:
     def write(self, text: str) -> None:
         """Write to a terminal or a file; one without UTF-8 must not end the waiting."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        text = coloured(text, self._stream)
         self._stream.write(text.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
 
@@ -87,7 +89,6 @@ class ProgressLine:
         self._pending: Progress | None = None
         self._drawn: Progress | None = None
         self._drawn_at = float("-inf")
-        self._drawn_columns = 0
         self._closed = False
 
     def update(self, progress: Progress) -> None:
@@ -132,10 +133,7 @@ class ProgressLine:
         else:
             # One column stays free: otherwise a terminal wraps, and \r misses the line's start.
             columns = shutil.get_terminal_size().columns - 1
-            text = progress_text(self._pending, columns)
-            overwritten = min(self._drawn_columns, columns)
-            self._screen.write("\r" + text.ljust(overwritten))
-            self._drawn_columns = len(text)
+            self._screen.write("\r\x1b[K" + progress_text(self._pending, columns))
 
 
 @contextmanager

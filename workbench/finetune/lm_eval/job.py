@@ -17,6 +17,7 @@ from workbench.base.record import (
     Allowed,
     Count,
     Environment,
+    Exists,
     PathText,
     Positive,
     Size,
@@ -60,7 +61,7 @@ class Evaluation(Job):
         views_class=EvaluationViews,
     )
 
-    run: Annotated[PathText, Field(min_length=1), Allowed("the path of a run directory")]
+    run: Annotated[PathText, Field(min_length=1), Exists(), Allowed("the path of a run directory")]
     """Run directory with the trained model."""
     tasks: Annotated[Sequence[str], Field(min_length=1), Allowed("a list of names of tasks")]
     """Names of lm-eval's tasks and groups."""
@@ -68,7 +69,7 @@ class Evaluation(Job):
     """Number of rows per task. Default None: all rows."""
     num_fewshot: Count | None = None
     """Number of solved rows before each question. Default None: as the task says."""
-    include_path: PathText | None = None
+    include_path: Annotated[PathText | None, Exists()] = None
     """Folder with your own task files, sent to the pods. Paths in the files start there."""
     batch_size: Size = 8
     """Rows per forward pass of a rank."""

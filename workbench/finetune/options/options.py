@@ -13,6 +13,7 @@ from workbench.base.record import (
     Allowed,
     Count,
     Environment,
+    Exists,
     PathText,
     Positive,
     Record,
@@ -218,7 +219,9 @@ class FineTuneOptions(Record):
     launcher: LauncherName = "ssh"
     """One of `LauncherName`."""
     deepspeed: Annotated[
-        PathText | Mapping[str, object] | None, Allowed("a path, an object or None")
+        PathText | Mapping[str, object] | None,
+        Exists(unless="dsconfig/"),  # shipped
+        Allowed("a path, an object or None"),
     ] = None
     """DeepSpeed JSON, as a path or an object.
 
@@ -448,7 +451,7 @@ class FineTuneOptions(Record):
     `RUN_ID`, and every later run reads there; nothing is copied. This machine needs the folder only
     to use the trained model.
     """
-    resume: PathText | None = None
+    resume: Annotated[PathText | None, Exists()] = None
     """Run directory whose last good checkpoint this run continues, or its address.
 
     The address is the run's folder in an object store, such as `s3://bucket/prefix/RUN_ID`. The

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from workbench.agent.rank.records import memory
 from workbench.agent.ranks.records import LEAVE_ASKED, LEAVE_LISTENS
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError
+from workbench.base.settings import SAVE_EVERY_S, setting_s
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.train.measure.meter import StepMeter
@@ -242,7 +242,7 @@ class SaveTimer(TrainerCallback):  # type: ignore[misc]  # transformers publishe
         is_open = job.eval_strategy is None and job.eval_steps is None
         # Sampled answers use random numbers of the training.
         self._evaluates = is_open and not method_of(job.method).uses_rewards
-        self._every_s = float(os.environ.get("WORKBENCH_SAVE_EVERY_S") or _SAVE_EVERY_S)
+        self._every_s = setting_s(SAVE_EVERY_S, _SAVE_EVERY_S)
         self._since_s = time.monotonic()
         self._steps = 0  # since the last request
         self._least_steps = 1

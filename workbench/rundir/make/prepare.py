@@ -16,7 +16,8 @@ from workbench.base.files import records, user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private, remove_folder
 from workbench.base.machine.nvml import VISIBLE
-from workbench.jobs.job import NewRun, Prepared
+from workbench.base.settings import check_settings
+from workbench.jobs.job import OF_THE_RUN, NewRun, Prepared
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_class
 from workbench.pods.pod import Pod
@@ -59,6 +60,8 @@ def prepare_run(
     check_launcher(Launcher(spec.job.launcher))
     # Everything that needs no folder is checked before the folder is made.
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
+    # References are filled in now.
+    check_settings(environment, known=OF_THE_RUN)
     _check_gpus(spec)
     asked = spec.job
     spec = spec.chosen()

@@ -199,7 +199,7 @@ def read_row(
         empty = ""
         if _has_empty_cells(file, error.columns.values()):
             dataset["drop_empty"] = True
-            empty = ", without rows with an empty cell"
+            empty = ", without rows with an empty question or answer"
         # Questions of a form are names of columns too, so both lines are given.
         headless = ""
         if isinstance(fields, Mapping) and _may_be_headless(file, fields):
@@ -220,14 +220,17 @@ def read_row(
 
 
 def _has_empty_cells(file: str, columns: Collection[str]) -> bool:
-    """Return whether the first rows of a table have an empty cell in some columns."""
+    """Return whether the first rows of a table have an empty cell in some columns.
+
+    Columns that are still to be named may be any.
+    """
     path = user_path(file)
-    named = [name for name in columns if name != UNNAMED]
-    if path.suffix.lower() not in (".csv", ".tsv") or not named or not is_there(path):
+    if path.suffix.lower() not in (".csv", ".tsv") or not is_there(path):
         return False
     first = islice(read_rows(path, {}), _FIRST_ROWS)
     return any(
-        isinstance(row, Mapping) and not all(has_content(row.get(name)) for name in named)
+        isinstance(row, Mapping)
+        and not all(has_content(row.get(name)) for name in (row if UNNAMED in columns else columns))
         for _, row in first
     )
 
