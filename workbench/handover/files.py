@@ -39,6 +39,7 @@ _LEFT_OUT = (
     "finetune/plan",
     "finetune/profile",
     "finetune/submit/forecast.py",
+    "finetune/submit/hub_files.py",
     "finetune/submit/handover.py",
     "handover/files.py",
     "handover/kubeflow",

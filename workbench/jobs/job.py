@@ -262,6 +262,20 @@ class PodStore(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PodFetch:
+    """Files of the internet that a single pod fetches for all pods of a run."""
+
+    name: str
+    """Name of the files for messages."""
+    revision: str
+    """Branch, tag or commit. All pods get the files of one commit."""
+    script: str = field(repr=False)
+    """Text of a Python program that fetches and places files, with its request on stdin."""
+    request: Mapping[str, object] = field(default_factory=dict)
+    """Fields of every request to the program."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HandoverRequest:
     """Request to prepare a run for a system without a keeper, such as Kubeflow."""
 
@@ -431,6 +445,10 @@ class Job(Record):
         Return small text files for the run's folder on the pod, by name.
         """
         return {}
+
+    def fetch_for_pods(self) -> PodFetch | None:
+        """Return the files that one of several pods fetches for all. None: no such files."""
+        return None
 
     @abstractmethod
     def program_on(self, pod: PodView) -> Program:

@@ -34,6 +34,7 @@ from workbench.jobs.job import (
     Job,
     NeededPackage,
     NewRun,
+    PodFetch,
     PodStore,
     PodView,
     Prepared,
@@ -195,6 +196,10 @@ class FineTune(FineTuneOptions, Job):
     def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
         files: Mapping[str, str] = submit("stage").files_for(self, pod, root, gpus)
         return files
+
+    def fetch_for_pods(self) -> PodFetch | None:
+        fetch: PodFetch | None = submit("stage").fetch_for_pods(self)
+        return fetch
 
     def program_on(self, pod: PodView) -> Program:
         module, _, function = entries.COLD_TRAINER.partition(":")

@@ -67,7 +67,9 @@ def transfers_of(job: FineTune, setting: Setting, trace: Trace) -> Sequence[Tran
         pod = through * files
         found.append(Transfer(what="model to all pods", size=files, here=files, pod=pod))
     elif kind == "hub":
-        found.append(Transfer(what="model from the hub", size=files, here=0, pod=files))
+        # A single pod fetches the files, and passes the files on as above.
+        pod = through * files
+        found.append(Transfer(what="model from the hub", size=files, here=0, pod=pod))
     rows = _bytes_of_rows(job)
     if rows:
         found.append(Transfer(what="rows to all pods", size=rows, here=rows, pod=through * rows))

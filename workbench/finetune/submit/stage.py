@@ -11,8 +11,9 @@ from pathlib import Path
 from workbench.base.files import read_bytes
 from workbench.base.package import file_digest
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.submit.travels import model_files
-from workbench.jobs.job import PodStore
+from workbench.jobs.job import PodFetch, PodStore
 from workbench.jobs.script_folder import files_of
 from workbench.rundir.paths import RunPaths
 
@@ -36,6 +37,16 @@ def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[s
     # Beside the store for all runs of the cluster, or in the shared folder for all clusters.
     resolved["token_files"] = str(Path(job.checkpoint_folder or link.store.parent) / "tokens")
     return {paths.job.name: json.dumps(resolved)}
+
+
+def fetch_for_pods(job: FineTune) -> PodFetch | None:
+    """Return the fetch of a hub model. None: the model is not of the hub."""
+    if model_kind(job.model) != "hub":
+        return None
+    script = Path(__file__).with_name("hub_files.py").read_text(encoding="utf-8")
+    revision = job.model_revision or "main"
+    request = {"model": job.model, "reference": revision}
+    return PodFetch(name=job.model, revision=revision, script=script, request=request)
 
 
 def _sent_rows(link: PodStore, path: Path) -> str:

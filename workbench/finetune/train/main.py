@@ -509,7 +509,7 @@ def _save(
             folder,
             base=work.base,
             seed=work.job.seed,
-            revision=work.job.model_revision,
+            revision=work.revision,
         )
     else:
         # Only a model that was read may have names of an older format. transformers would compile

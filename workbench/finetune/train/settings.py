@@ -20,6 +20,7 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank import flight, store
 from workbench.agent.ranks import stacks
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json
 from workbench.base.json_values import as_int
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
@@ -57,6 +58,8 @@ class Assignment:
     rank_folder: Path
     rank: int
     world_size: int
+    revision: str | None = None
+    """Revision of the model as the user named it."""
     chosen: tuple[str, ...] = ()
     """Options that the user left open, chosen for the model and the pods."""
     json_keys: tuple[str, ...] = ()
@@ -102,6 +105,12 @@ class Assignment:
             ) from error
         if not isinstance(job, FineTune):
             raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
+        revision = job.model_revision
+        fetched = read_json(folder / "fetched.json").get("folder")
+        if fetched:
+            # The files of one commit, which another pod may have passed on.
+            raw["base"] = job.model
+            job = job.replace(model=fetched, model_revision=None)
         # What the user left open is decided by the GPUs that the rank sees.
         chosen = tuple(raw.get("chosen", ()))
         job = choose(job, gpus=gpus)
@@ -116,6 +125,7 @@ class Assignment:
         return cls(
             job=job,
             base=str(raw.get("base") or job.model),
+            revision=revision,
             train=raw.get("train"),
             evaluation=raw.get("eval"),
             hub=raw.get("hub"),

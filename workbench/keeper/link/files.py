@@ -11,29 +11,34 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import read_bytes, records, write_bytes
+from workbench.base.json_values import as_int
+from workbench.base.messages.lines import to_line
 from workbench.base.words import pluralize, truncate
 from workbench.keeper.link.peers import Peers
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.resource_limits import TRANSFERS, start_thread
 from workbench.pods.pod import Pod, Report
+from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.bulk.transfer import (
     LARGE,
     PodOffer,
     Progress,
     SshRoute,
+    far_end_answer,
     fetch_file,
     route_to,
     send_between,
     send_file,
     upload_file,
 )
+from workbench.pods.ssh.login import marked
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
@@ -238,7 +243,8 @@ class PodFiles:
                 peers.deliver(digest, self, take, send_from_here)
 
         def take(source: PodFiles) -> bool:
-            return self._take(local.name, digest, source, path)
+            there = str(source.store / digest[:32])
+            return self.take(local.name, digest, source, there, path)
 
         def send_from_here() -> None:
             if self.put_file(local.resolve(), path) != digest:
@@ -256,15 +262,22 @@ class PodFiles:
             peers.add(digest, self)
         return path
 
-    def _take(self, name: str, digest: str, source: PodFiles, path: str) -> bool:
-        """Take a file from another pod. Return False, and say why, if the file did not arrive."""
+    def take(
+        self,
+        name: str,
+        digest: str,
+        source: PodFiles,
+        there: str,
+        path: str,
+        *,
+        instead: str = "from this machine",
+    ) -> bool:
+        """Take the file `there` from another pod.
+
+        Return False, and say why, if the file did not arrive. `instead` names the other source.
+        """
         assert self.peers is not None
-        offer = PodOffer(
-            path=str(source.store / digest[:32]),
-            address=source.address,
-            sha256=digest,
-            key=self.peers.key,
-        )
+        offer = PodOffer(path=there, address=source.address, sha256=digest, key=self.peers.key)
         giver = route_to(source.pod, source._identity, self._lease_s, source.reason_gone)
 
         def carry(taker: SshRoute, tell: Progress) -> str:
@@ -279,7 +292,7 @@ class PodFiles:
             offered = error.host != source.pod.address
             self.peers.blame(digest, source, self, offered=offered)
             self.unshared = (
-                f"{self.name} gets {name} from this machine, because the file did not arrive from "
+                f"{self.name} gets {name} {instead}, because the file did not arrive from "
                 f"{source.name}: {truncate(error)}"
             )
             logger.warning("%s", self.unshared)
@@ -304,6 +317,37 @@ class PodFiles:
             return fetch_file(route, remote, local, tell)
 
         return self._carry(local.name, fetch)
+
+    def answers(
+        self,
+        argv: Sequence[str],
+        request: Mapping[str, object],
+        name: str,
+        unwanted: Callable[[], bool],
+    ) -> Mapping[str, Any]:
+        """Run a program of the pod that reads a line of JSON and writes lines of JSON.
+
+        Return the last line. The lines before show the `done` of `size` bytes. The request is in
+        no argument, as it may have secrets.
+        """
+        route = route_to(self.pod, self._identity, self._lease_s, self.reason_gone)
+        marked_argv, marker = marked(argv)
+        began_at = time.monotonic()
+        try:
+            with Pipe(route.command(marked_argv), marker, route.host, route.login) as pipe:
+                pipe.write(to_line(request))
+                while "done" in (facts := far_end_answer(pipe.readline(), self.name, route.host)):
+                    if unwanted():
+                        raise RemoteError("the run is cancelled", host=route.host)
+                    done, size = as_int(facts["done"]) or 0, as_int(facts.get("size")) or 0
+                    self.transfer = TransferStatus(
+                        name=name, done=done, size=size, begun=0, began_at=began_at
+                    )
+                return facts
+        except Broken as error:
+            raise RemoteError(f"{self.name}: {error}", host=route.host) from error
+        finally:
+            self.transfer = None
 
     def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
         """Fetch files of a folder on the pod, joined into a single local file."""

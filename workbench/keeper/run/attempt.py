@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.link.in_place import claim
 from workbench.keeper.resource_limits import retry_on_exhaustion
+from workbench.keeper.run.fetch import PodFetches
 from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.keeper.run.policy import blame, stopped_by_others
 from workbench.keeper.run.restart import InheritedRanks
@@ -240,8 +241,10 @@ class Attempt:
 
         self.master_port = self._retry_until_lease(free_port, first)
 
+        folders = self._fetched()
+
         def one(link: AgentLink) -> None:
-            send_inputs(c, link)
+            send_inputs(c, link, folders.get(link.pod.name, ""))
             request = rank_request(c, link, (address, self.master_port))
             link.call("prepare", run=c.run_id, request=request)
 
@@ -257,9 +260,7 @@ class Attempt:
             c.everywhere(partial(self._retry_until_lease, step))
         for link in c.links:
             if link.unshared:
-                data = {"message": link.unshared}
-                kind = EventKind.NOTE
-                self._journal.event(Event(time_s=now_s(), rank=None, kind=kind, data=data))
+                self._note(link.unshared)
                 link.unshared = ""
         plan = launch_plan(c, self.master_port)
         self.command = build_command(plan)
@@ -267,6 +268,19 @@ class Attempt:
             write_text(c.paths.command, f"{self.command}\n")
         except OSError as error:  # People read the file. The result has the command as well.
             logger.warning("cannot write %s: %s", c.paths.command, error)
+
+    def _fetched(self) -> Mapping[str, str]:
+        """Return the folder on each pod with the files that a single pod fetched for all."""
+        wanted = self._context.spec.job.fetch_for_pods() if len(self._context.links) > 1 else None
+        if wanted is None:
+            return {}
+        fetches = PodFetches(self._context, wanted, self._note, unwanted=lambda: self.is_unwanted)
+        fetches.run(self._retry_until_lease)
+        return fetches.folders
+
+    def _note(self, message: str) -> None:
+        data = {"message": message}
+        self._journal.event(Event(time_s=now_s(), rank=None, kind=EventKind.NOTE, data=data))
 
     def _retry_until_lease(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
         return link.retry_until_lease(lambda _: action(link), unwanted=self._requests.cancel.is_set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from workbench.keeper.checkpoints import missing_parts, send_checkpoint
 from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.run.fetch import FETCHED
 from workbench.pods.backends import backend_class
 from workbench.pods.pod import interface_variables
 from workbench.pods.route import common_network, own_address_to
@@ -157,8 +159,11 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
     )
 
 
-def send_inputs(context: RunContext, link: AgentLink) -> None:
-    """Send the inputs of a run to a pod, with the checkpoint parts of its ranks when resuming."""
+def send_inputs(context: RunContext, link: AgentLink, fetched: str = "") -> None:
+    """Send the inputs of a run to a pod, with the checkpoint parts of its ranks when resuming.
+
+    `fetched` is the folder on the pod with the files of the job's fetch, if any.
+    """
     job = context.spec.job
     paths = context.paths
     target = context.on_pod(link)
@@ -167,6 +172,8 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     if packed is not None:
         archive = link.put(read_bytes(packed, records.LARGEST_ARCHIVE), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
+    if fetched:
+        files[FETCHED] = json.dumps({"folder": fetched})
     sent = {"run": context.run_id, "files": files, "archive": archive, "named": job.folder_name}
     link.work("stage", _UNPACKED_S, **sent)
     resume = resumed_from(paths)
