@@ -93,7 +93,7 @@ class PodFetches:
             )
             try:
                 self._keep(link, self._ask(link, "fetch", revision=commit))
-            except RemoteError as failure:
+            except (RemoteError, ValueError) as failure:
                 raise RunError(
                     f"{link.name} has no files of {self._wanted.name} at {commit}: "
                     f"{mask_secrets(truncate(failure))}"
