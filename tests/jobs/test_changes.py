@@ -61,6 +61,7 @@ NEITHER = {
     "per_device_eval_batch_size",
     "save_steps",
     "save_total_limit",
+    "async_save",
     "checkpoints",
     "resume",
     "restarts",

@@ -437,6 +437,13 @@ class FineTuneOptions(Record):
 
     Default None: 2.
     """
+    async_save: bool = False
+    """Write checkpoints in a thread while training continues.
+
+    A step waits only for a copy of the rank's part in host memory, which `plan` counts. The next
+    checkpoint and the end of training wait for the thread. A kill before a checkpoint is complete
+    leaves the checkpoint before. Default False: training waits for the disk.
+    """
     checkpoints: Annotated[PathText, AfterValidator(_checkpoints), Allowed(_PLACES)] = "pod"
     """Place of checkpoints: `pod`, `bring`, a shared folder, or a folder in an object store.
 

@@ -277,6 +277,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
             most=job.save_total_limit,
             rescues=work.method.uses_rewards,
             shared=work.shared,
+            beside=job.async_save,
         ),
         technique=technique,
         points=technique.points(job),
