@@ -48,6 +48,7 @@ NEITHER = {
     "checkpoint_policy",
     "attn_implementation",
     "torch_compile",
+    "float8",
     "eval_strategy",
     "eval_steps",
     "metrics",

@@ -322,6 +322,14 @@ class FineTuneOptions(Record):
     Pods need a C++ compiler, and compilation takes time. `fsdp` compiles its layers one by one. A
     compiled run has no FLOPS profile.
     """
+    float8: bool = False
+    """Compute the linear layers in FP8 by torchao, apart from the output layer.
+
+    Every tensor has a scale of its own (dynamic, by tensor). Pods need the package torchao, and
+    GPUs of compute capability 8.9 or later. CPUs emulate FP8 in fp32, slowly, for a trial. FP8
+    gains time with `torch_compile` and large layers. A run has no FLOPS profile. `plan` counts no
+    savings.
+    """
     training: Mapping[str, object] = Field(default_factory=dict)
     """Further TrainingArguments of transformers by name, such as `{"neftune_noise_alpha": 5}`."""
     eval_strategy: EvalStrategy | None = None
