@@ -332,8 +332,8 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             sentence("or 'flash_attention_2' where the pods have flash-attn")
             + sentence("is not offered"),
         ),
-        ({"precision": "fp8"}, sentence("is not offered", "job precision 'fp8'", "torchao")),
-        ({"float8": True}, sentence("is not known", "job option 'float8'", "torchao")),
+        ({"precision": "fp8"}, sentence("is not offered", "job precision 'fp8'", "float8=True")),
+        ({"fp8": True}, sentence("is not known", "job option 'fp8'", "float8=True")),
         (
             {"precision": "bfloat16"},
             sentence("is not offered", "job precision 'bfloat16'", "use 'bf16'"),

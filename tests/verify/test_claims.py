@@ -29,7 +29,7 @@ H100 = Facts(
     name="NVIDIA H100 80GB HBM3",
     capability=(9, 0),
     bf16=True,
-    packages=("bitsandbytes", "flash_attn", "liger_kernel"),
+    packages=("bitsandbytes", "flash_attn", "liger_kernel", "torchao"),
     compiler=True,
     nvcc=True,
 )

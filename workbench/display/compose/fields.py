@@ -50,6 +50,7 @@ _LABELS = {
     "system": "System turn",
     "attn_implementation": "Attention",
     "torch_compile": "torch.compile",
+    "float8": "FP8",
     "training": "More TrainingArguments",
     "eval_strategy": "Evaluate",
     "eval_steps": "Evaluation steps",

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -26,17 +26,41 @@ TREE = "state.json"
 _HEADERS = 1 << 20
 
 
-def write_tree(folder: Path, tree: object) -> None:
+class Packed(NamedTuple):
+    """Tree in the form of its two files."""
+
+    text: bytes
+    tensors: Mapping[str, torch.Tensor]
+
+
+def packed(tree: object, *, copies: bool = False) -> Packed:
+    """Return the form of a tree's files, with live tensors or with copies in host memory."""
     packer = TreePacker()
     text = json.dumps(packer.pack(tree)).encode()
-    needed = (
-        sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS
-    )
+    if not copies:
+        return Packed(text, packer.tensors)
+    tensors = {}
+    for name, tensor in packer.tensors.items():
+        # Copies of a GPU's tensors are page-locked, and all are on their way at once.
+        tensors[name] = tensor.to("cpu", non_blocking=True, copy=True)
+    for device in {tensor.device for tensor in packer.tensors.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    return Packed(text, tensors)
+
+
+def write_tree(folder: Path, tree: object) -> None:
+    write_packed(folder, packed(tree))
+
+
+def write_packed(folder: Path, tree: Packed) -> None:
+    text = tree.text
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tree.tensors.values()]
+    needed = sum(sizes) + len(text) + _HEADERS
     pod = pod_name()
     check_room(folder, needed, where=pod)
     try:
         with full_disk_named(folder, needed, where=pod):
-            save_file(packer.tensors, folder / TENSORS)
+            save_file(dict(tree.tensors), folder / TENSORS)
             (folder / TREE).write_bytes(text)
     # safetensors reports a failed write with this error.
     except SafetensorError as error:

@@ -21,6 +21,7 @@ from workbench.finetune.options.model.models import model_family
 from workbench.finetune.options.optimizers import LionOptions, MuonOptions
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero.nvme.config import OPTIMIZER, WEIGHTS, uses_disk
 from workbench.finetune.techniques.zero.zero import is_offloaded
 
 SCHEDULES = {
@@ -91,6 +92,7 @@ def check(
     _check_muon(config, job, source)
     _check_scheduler(config, job, source)
     _check_equal(config, job, source, world_size)
+    _check_async_save(zero, job, source)
 
 
 def check_form(config: Mapping[str, object], source: str) -> None:
@@ -111,6 +113,15 @@ def value_at(config: Mapping[str, object], key: str) -> object:
     for section in sections:
         config = get_object(config, section)
     return config.get(name)
+
+
+def _check_async_save(zero: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
+    for key in (OPTIMIZER, WEIGHTS):
+        if job.async_save and uses_disk(zero, key):
+            raise ConfigError(
+                f"async_save copies a checkpoint to host memory, and {source} keeps {key} on a "
+                "disk because memory is short; drop async_save"
+            )
 
 
 def _check_secrets(config: Mapping[str, object], source: str) -> None:

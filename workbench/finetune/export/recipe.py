@@ -170,6 +170,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         "recomputed layers by name": bool(job.get("checkpoint_layers")),
         "activations kept by recomputed layers": bool(job.get("checkpoint_policy")),
         "Liger's kernels": bool(get_object(job, "training").get("use_liger_kernel")),
+        "linear layers in float8": bool(job.get("float8")),
         "layers spread by device_map": bool(job.get("device_map")),
         "an early stop": job.get("early_stopping_patience") is not None,
     }

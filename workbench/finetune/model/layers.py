@@ -28,6 +28,11 @@ from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.options import FineTuneOptions
 
+_FP8 = (8, 9)
+"""Compute capability of the first GPUs with FP8."""
+_FP8_MULTIPLE = 16
+"""Multiple of the sizes of a matrix product in FP8."""
+
 
 def recompute(model: Any, names: Sequence[str], policy: str | None = None) -> None:
     """Make layers of the given classes recompute their activations in the backward pass.
@@ -88,6 +93,44 @@ def check_liger(model: Any, job: FineTuneOptions) -> None:
     if family not in kernels.MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise ConfigError(
             f"training 'use_liger_kernel': Liger has no kernels for a {family!r}. Drop it"
+        )
+
+
+def use_float8(model: Any, *, gpus: int) -> None:
+    """Let the linear layers of a model compute in FP8, apart from the output layer.
+
+    Raises:
+        ConfigError: The pod lacks torchao or FP8, or no layer fits.
+    """
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError(
+            "float8 needs the package torchao on the pods. Ask for it by PodSpec(pip=['torchao'])"
+        )
+    capability = torch.cuda.get_device_capability() if gpus else _FP8
+    if capability < _FP8:
+        has = ".".join(map(str, capability))
+        raise ConfigError(
+            "float8 needs GPUs with FP8, of compute capability 8.9 (Ada, Hopper) or later, and "
+            f"this GPU has {has}; drop float8"
+        )
+    output = model.get_output_embeddings()
+    fitting = []
+
+    def fits(layer: Any, name: str) -> bool:
+        shape = (layer.in_features, layer.out_features)
+        if layer is output or any(size % _FP8_MULTIPLE for size in shape):
+            return False
+        fitting.append(name)
+        return True
+
+    library: Any = importlib.import_module("torchao.float8")
+    # A micro-batch has any number of tokens: torchao pads the number to the multiple.
+    config = library.Float8LinearConfig(emulate=not gpus, pad_inner_dim=True)
+    library.convert_to_float8_training(model, config=config, module_filter_fn=fits)
+    if not fitting:
+        raise ConfigError(
+            "float8 is for linear layers whose sizes are multiples of "
+            f"{_FP8_MULTIPLE}, and the model has none; drop float8"
         )
 
 

@@ -119,6 +119,11 @@ def check_best(job: FineTuneOptions) -> None:
             "save_total_limit limits checkpoints, and save_steps is 0, so no checkpoint is saved; "
             "drop save_steps or save_total_limit"
         )
+    if job.async_save and job.save_steps == 0 and not job.load_best_model_at_end:
+        raise ConfigError(
+            "async_save writes checkpoints in a thread, and save_steps is 0, so no checkpoint is "
+            "saved; drop save_steps or async_save"
+        )
     if job.method == "sft":  # other methods have figures of their own
         check_best_metric(job)
 

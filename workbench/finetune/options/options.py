@@ -325,6 +325,14 @@ class FineTuneOptions(Record):
     Pods need a C++ compiler, and compilation takes time. `fsdp` compiles its layers one by one. A
     compiled run has no FLOPS profile.
     """
+    float8: bool = False
+    """Compute the linear layers in FP8 by torchao, apart from the output layer.
+
+    Every tensor has a scale of its own (dynamic, by tensor). Pods need the package torchao, and
+    GPUs of compute capability 8.9 or later. CPUs emulate FP8 in fp32, slowly, for a trial. FP8
+    gains time with `torch_compile` and large layers. A run has no FLOPS profile. `plan` counts no
+    savings.
+    """
     training: Mapping[str, object] = Field(default_factory=dict)
     """Further TrainingArguments of transformers by name, such as `{"neftune_noise_alpha": 5}`."""
     eval_strategy: EvalStrategy | None = None
@@ -439,6 +447,13 @@ class FineTuneOptions(Record):
     """Number of newest checkpoints to keep, besides the checkpoint of the best evaluation.
 
     Default None: 2.
+    """
+    async_save: bool = False
+    """Write checkpoints in a thread while training continues.
+
+    A step waits only for a copy of the rank's part in host memory, which `plan` counts. The next
+    checkpoint and the end of training wait for the thread. A kill before a checkpoint is complete
+    leaves the checkpoint before. Default False: training waits for the disk.
     """
     checkpoints: Annotated[PathText, AfterValidator(_checkpoints), Allowed(_PLACES)] = "pod"
     """Place of checkpoints: `pod`, `bring`, a shared folder, or a folder in an object store.

@@ -10,10 +10,7 @@ def _by_name(hints: Mapping[str, str]) -> dict[str, str]:
     return {name: hint for hint, names in hints.items() for name in names.split()}
 
 
-_FLOAT8 = (
-    "FineTune trains in no float8; use 'bf16', or a Script with "
-    "torchao.float8.convert_to_float8_training and the package torchao"
-)
+_FLOAT8 = "use float8=True, with precision 'bf16'"
 OTHERWISE = _by_name(
     {
         "a loss that is not finite ends the run with its step; "
@@ -124,7 +121,7 @@ ELSEWHERE = _by_name(
         "use rewards": "reward_funcs reward_functions",
         "the reference is the model before the training; leave it out": "ref_model reference_model",
         "use precision": "dtype half mixed_precision torch_dtype",
-        _FLOAT8: "enable_fp8 float8 fp8 fp8_training use_fp8",
+        _FLOAT8: "enable_fp8 fp8 fp8_training use_fp8",
         "use model": "base_model model_id model_name model_name_or_path "
         "model_path pretrained_model_name_or_path",
         "the tokenizer is the model's; chat_template and system change what it writes": (

@@ -18,10 +18,13 @@ from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import (
     BEGIN,
     CONTEXT_BYTES,
+    FP32,
     Memory,
     Moment,
     Setting,
     Trace,
+    pinned_bytes,
+    states_of,
 )
 
 # Memory of a process that has imported torch, transformers and DeepSpeed: not counted, like
@@ -57,7 +60,8 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     pairs.append(technique_of(setting.technique).update(setting, trace))
     pairs.append(_entering(setting, trace))
     reference = _reference(setting, trace)
-    pairs = [(device.plus(reference), host) for device, host in pairs]
+    copied = _copied(setting, trace)
+    pairs = [(device.plus(reference), host.plus(copied)) for device, host in pairs]
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
     if not setting.gpu:
         both = _highest([device.plus(host) for device, host in pairs])
@@ -77,6 +81,19 @@ def _reference(setting: Setting, trace: Trace) -> Memory:
     spreads = technique_of(setting.technique).spreads
     shards = setting.shards if "trained" in spreads else 1
     return Memory(parameters=weights / shards)
+
+
+def _copied(setting: Setting, trace: Trace) -> Memory:
+    """Return the host memory of a checkpoint that a thread writes: FP32 weights, and states."""
+    if not setting.copies_saved:
+        return Memory()
+    technique = technique_of(setting.technique)
+    # Rank 0 alone saves equal parts. The ranks of a pod share the mean.
+    is_one_part = technique.replicates and not technique.apart and setting.sharers == 1
+    parts = setting.on_pod if is_one_part else setting.shards
+    taken = pinned_bytes if setting.gpu else float
+    weights = taken(FP32 * trace.trained / parts)
+    return Memory(parameters=weights, optimizer=taken(states_of(setting, trace) / parts))
 
 
 def _adapters(trace: Trace) -> int:

@@ -80,6 +80,7 @@ def setting_of(
         updates_apart=optimizer in OWN_OPTIMIZERS,
         paged=job.optimizer.startswith("paged"),
         accumulates=job.gradient_accumulation_steps > 1,
+        copies_saved=job.async_save,
     )
     return technique.setting(method_of(job.method).setting(plain, job, model), job, config)
 

@@ -67,6 +67,7 @@ CHANGES_NOTHING = frozenset(
         # Times and places of checkpoints.
         "save_steps",
         "save_total_limit",
+        "async_save",
         "checkpoints",
         "resume",
     }

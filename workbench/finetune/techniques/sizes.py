@@ -309,6 +309,8 @@ class Setting:
     """Tokens that a method's own loss scores at once. None: all."""
     process_gib: float | None = None
     """Measured memory of a process on CPUs before its model. None: assumed."""
+    copies_saved: bool = False
+    """Whether a checkpoint is copied to host memory while training continues."""
     cache_bytes: float = 0.0
     """Bytes of the keys and values of all answers that a rank writes at once."""
 

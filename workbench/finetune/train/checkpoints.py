@@ -1,6 +1,7 @@
 """Checkpoints for resuming: every rank writes its part, and parts get their names at the end.
 
-Parts are renamed only after all ranks have written successfully.
+Parts are renamed only after all ranks have written successfully. With `async_save`, a thread
+writes a copy in host memory while training continues.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
@@ -20,12 +23,23 @@ from workbench.base.files import records
 from workbench.base.process import pod_name
 from workbench.finetune.checkpoint import snapshot
 from workbench.finetune.checkpoint.reshard import resharded
-from workbench.finetune.checkpoint.tensor_tree import read_tree, write_tree
+from workbench.finetune.checkpoint.tensor_tree import Packed, packed, read_tree, write_packed
 from workbench.finetune.train.callbacks import emit_memory
 from workbench.rundir.checkpoints import number_in, problem_of, read_manifest, write_manifest
 from workbench.rundir.events import emit
 
 _KEPT = 2
+_Written = tuple[int, OSError | None]
+
+
+class _Unnamed(NamedTuple):
+    """Checkpoint whose parts have no names yet."""
+
+    step: int
+    began: float
+    written: Callable[[], _Written]
+    """Wait for the rank's part; return its bytes, or the error."""
+    is_done: Callable[[], bool]
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
@@ -40,10 +54,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         most: int | None = None,
         rescues: bool = False,
         shared: Path | None = None,
+        beside: bool = False,
     ) -> None:
         """Set up. `rescues`: a step may end with a call of `rescue`.
 
         `shared` is the run's folder in a folder that all pods share, in place of `folder`.
+        `beside`: a thread writes beside the training.
         """
         self.folder = (shared or folder) / "checkpoints"
         self._shared = shared is not None
@@ -57,6 +73,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
         """Checkpoint to resume from; None for a run from the beginning."""
         self._good: deque[int] = deque()
+        self._unnamed: _Unnamed | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if beside else None
         # A restart continues from a checkpoint of the run itself, which is not written again.
         if (
             self._shared
@@ -141,6 +159,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         unless an evaluation failed (not `amid_step`): its random numbers were partly used.
         """
         self.save(trainer, self._random if amid_step else None)
+        self.finish(trainer)
         step = trainer.state.global_step
         if not amid_step and ranks.rank() == 0:
             emit(
@@ -158,8 +177,11 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """Write a checkpoint of the current step; every rank must call the method.
 
         `random` are random numbers to continue with. None: the present ones. A full disk is
-        reported once and does not stop training.
+        reported once and does not stop training. With a thread, the checkpoint counts after
+        `finish`.
         """
+        # A copy in host memory at a time.
+        self.finish(trainer)
         began = time.monotonic()
         step = trainer.state.global_step
         best = trainer.best
@@ -168,9 +190,33 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             if best.step == step:
                 best.kept = step
             return
+        part = self._parts(step) / f"rank-{ranks.rank()}.part"
+        tree = packed(snapshot.capture(trainer, random), copies=self._thread is not None)
+        if self._thread is not None:
+            future = self._thread.submit(_write, part, tree, step)
+            self._unnamed = _Unnamed(step, began, future.result, future.done)
+            return
+        self._unnamed = _Unnamed(step, began, partial(_write, part, tree, step), lambda: True)
+        self.finish(trainer)
+
+    def is_there(self) -> bool:
+        """Return whether the rank's part is written and waits for its name."""
+        return self._unnamed is not None and self._unnamed.is_done()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Wait for the last checkpoint."""
+        self.finish(self._trainer)
+
+    def finish(self, trainer: Any) -> None:
+        """Wait for the parts of the last `save`, and name them; every rank must call the method."""
+        if self._unnamed is None:
+            return
+        step, began, written, _ = self._unnamed
+        self._unnamed = None
+        best = trainer.best
         final = self._parts(step) / f"rank-{ranks.rank()}"
         part = final.with_name(f"{final.name}.part")
-        size, error = _write(part, snapshot.capture(trainer, random), step)
+        size, error = written()
         failed, total = ranks.sums([float(error is not None), float(size)])
         if failed:
             shutil.rmtree(part, ignore_errors=True)
@@ -248,7 +294,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         failed = 0.0
         if step not in self._good:
             final = self._parts(step) / f"rank-{ranks.rank()}"
-            _, error = _write(final, self.tree, step)
+            _, error = _write(final, packed(self.tree), step)
             (failed,) = ranks.sums([float(error is not None)])
         if not failed:
             if step not in self._good:
@@ -265,11 +311,11 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             self._told = True
 
 
-def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError | None]:
+def _write(part: Path, tree: Packed, step: int) -> _Written:
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write_tree(part, tree)
+        write_packed(part, tree)
         size = write_manifest(
             part,
             step=step,

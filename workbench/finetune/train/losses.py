@@ -23,7 +23,7 @@ from workbench.base.errors import RunError
 from workbench.finetune.recipe.lean_loss import sent
 from workbench.finetune.train.measure.pace import Pace
 
-_TOKENS, _STOP, _LEAVE, _TIMED, _BALANCE, _BALANCED, _FIRST_LOSS = range(7)
+_TOKENS, _STOP, _LEAVE, _TIMED, _WRITTEN, _BALANCE, _BALANCED, _FIRST_LOSS = range(8)
 """Indices in the tensor that ranks add up.
 
 At the end, every rank has an index of its own for its loss, and then for the time of its own work.
@@ -126,8 +126,9 @@ class StepLosses:
         stop: Asked,
         leave: Asked | None = None,
         timer: Asked | None = None,
+        written: Asked | None = None,
     ) -> None:
-        """Set up with the losses' device, whether ranks train apart, and the three requests.
+        """Set up with the losses' device, whether ranks train apart, and the four requests.
 
         `pace` receives the times of all ranks, which travel with the losses.
         """
@@ -137,10 +138,12 @@ class StepLosses:
         """Whether the pod of a rank is ending. All ranks know after the same step."""
         self.timed = False
         """Whether a checkpoint by time is due. All ranks know after the same step."""
+        self.written = False
+        """Whether all ranks have written their parts. All ranks know after the same step."""
         self._device = device
         self._apart = apart
         self._pace = pace
-        self._requests = (stop, leave, timer)
+        self._requests = (stop, leave, timer, written)
         self._ended: EndedStep | None = None
         # Sent to the other ranks, or copied to the host if ranks train apart.
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
@@ -149,15 +152,19 @@ class StepLosses:
         self._own_s: list[float] = []
 
     def _asked(self) -> list[float]:
-        """Return 1 for each request of this rank: to stop, to save at the pod's end or by time."""
+        """Return 1 for each request of this rank.
+
+        To stop, to save at the pod's end, to save by time, and to name a written checkpoint.
+        """
         return [float(each is not None and each.is_there()) for each in self._requests]
 
     def _hear(self, asked: Sequence[float]) -> None:
         """Note the requests of all ranks."""
-        stop, save, timed = asked
+        stop, save, timed, written = asked
         self.stop = self.stop or stop > 0
         self.save = self.save or save > 0
         self.timed = self.timed or timed > 0
+        self.written = self.written or written == ranks.world_size()
 
     def count(self, tokens: int) -> torch.Tensor:
         """Return the tokens of the new step, of all ranks unless ranks train apart.
@@ -202,7 +209,7 @@ class StepLosses:
         count = ranks.world_size()
         values = torch.zeros(_FIRST_LOSS + 2 * count, dtype=torch.float64)
         values[_TOKENS] = tokens
-        values[_STOP], values[_LEAVE], values[_TIMED] = self._asked()
+        values[_STOP : _WRITTEN + 1] = torch.tensor(self._asked(), dtype=torch.float64)
         values[_FIRST_LOSS + count + ranks.rank()] = self._pace.take()
         values = sent(values, self._device)
         if self._ended is not None:
@@ -224,7 +231,7 @@ class StepLosses:
         while self._sent:
             ended, copy = self._sent.popleft()
             values = copy.read()
-            self._hear((values[_STOP], values[_LEAVE], values[_TIMED]))
+            self._hear(values[_STOP : _WRITTEN + 1])
             first_time = _FIRST_LOSS + ranks.world_size()
             self._pace.add(values[first_time:])
             if ended is not None:
@@ -255,10 +262,12 @@ class StepLosses:
             figures += [own.loss, own.balance, own.balanced]
         own_s = [0.0] * ranks.world_size()
         own_s[ranks.rank()] = sum(self._own_s)
-        stop, save, timed, *sums = ranks.sums([*self._asked(), *figures, *own_s])
+        asked = self._asked()
+        heard = ranks.sums([*asked, *figures, *own_s])
+        sums = heard[len(asked) :]
         self._pace.add(sums[len(figures) :], len(self._own_s))
         self._own_s = []
-        self._hear((stop, save, timed))
+        self._hear(heard[: len(asked)])
         read = []
         for number, own in enumerate(self._own):
             loss, balance, balanced = sums[3 * number : 3 * number + 3]

@@ -35,7 +35,7 @@ from workbench.finetune.model import load as model
 from workbench.finetune.model.files.older_form import save_tokenizer
 from workbench.finetune.model.files.opened import check_values
 from workbench.finetune.model.files.saving import Caches, caches_of, save_model
-from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute
+from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute, use_float8
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
@@ -136,6 +136,8 @@ def _run(work: Assignment) -> None:
         tensor.complete(loaded.model)
     if work.job.device_map:
         note(f"device_map: {pipeline.described(loaded.model)}")
+    if work.job.float8:
+        use_float8(loaded.model, gpus=work.gpus)
     recompute(loaded.model, work.job.checkpoint_layers, work.job.checkpoint_policy)
     check_liger(loaded.model, work.job)
     encoder = Encoder(loaded, work.job)
@@ -277,6 +279,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
             most=job.save_total_limit,
             rescues=work.method.uses_rewards,
             shared=work.shared,
+            beside=job.async_save,
         ),
         technique=technique,
         points=technique.points(job),
@@ -358,7 +361,8 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
     job = work.job
     last = _steps(work, len(trainer.train_dataset))
     # The profiler counts calls of torch's functions, which compiled code does not make.
-    asked = 0 if job.torch_compile else job.profile_step
+    # It counts no products of torchao either.
+    asked = 0 if job.torch_compile or job.float8 else job.profile_step
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
     traced = steps_to_trace(
         job.trace_steps,

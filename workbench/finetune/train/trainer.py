@@ -178,6 +178,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             stop=self.stop,
             leave=self.leave,
             timer=self.timer,
+            written=self.checkpoints,
         )
 
     @property
@@ -382,10 +383,14 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             read[-1].ended.due = True
         for step in read:
             self._log_step(step)
+        if self._losses.written:
+            self.checkpoints.finish(self)
+        self._losses.written = False
         if stops:
             self.stop.obey(control, step=self.state.global_step)
         # A pod is ending: save once, with all ranks.
-        if self._losses.save and self.leave is not None:
+        leaves = self._losses.save and self.leave is not None
+        if leaves and self.leave is not None:
             self.leave.obey(control, step=self.state.global_step)
         if self._losses.timed and self.timer is not None and not control.should_training_stop:
             self.timer.obey(control)
@@ -394,6 +399,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         # The library evaluates and saves, and has nothing left to log.
         control.should_log = False
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **options)
+        if leaves:
+            self.checkpoints.finish(self)
 
     def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
         """Store loss and norm of a finished step, without reading from the device."""

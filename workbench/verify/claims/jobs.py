@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from workbench.verify.pods import Pods
 
 AMPERE = (8, 0)
+ADA = (8, 9)
 """Compute capability of the first GPUs with bf16, TF32 and flash kernels."""
 ROWS_A_RANK = 4
 STEPS = 8

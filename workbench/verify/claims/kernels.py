@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from workbench.verify.claims.jobs import AMPERE, llama
+from workbench.verify.claims.jobs import ADA, AMPERE, llama
 from workbench.verify.claims.techniques import follows, on_device
 from workbench.verify.figures import Broken, Cannot, at_most, curve, difference
 from workbench.verify.pods import Pods
@@ -74,6 +74,22 @@ def _liger(pods: Pods) -> str:
     return follows(run, pods.train(llama(pods, "ddp")))
 
 
+def _float8(pods: Pods) -> str:
+    pods.need_package("torchao", "torchao")
+    if pods.has_gpus and pods.first.capability < ADA:
+        raise Cannot("FP8 needs a GPU of compute capability 8.9 or later")
+    # CPUs emulate FP8 in fp32.
+    precision = "bf16" if pods.has_gpus else "fp32"
+    words = []
+    for technique in ("ddp", "fsdp"):
+        run = pods.train(llama(pods, technique, float8=True, precision=precision))
+        on_device(pods, run)
+        whole = pods.train(llama(pods, technique, precision=precision))
+        off = difference(curve(run, "loss"), curve(whole, "loss"))
+        words.append(at_most(f"{technique}: loss off {precision} by", off, 0.1))
+    return "; ".join(words)
+
+
 def _optimizer(name: str, pods: Pods) -> str:
     pods.need_gpus()
     pods.need_package("bitsandbytes", "bitsandbytes")
@@ -109,4 +125,5 @@ ROWS = (
     Row("kernels", "flex-attention", "flex_attention follows sdpa", _flex_attention, 180.0),
     Row("kernels", "lean-loss", "the loss in pieces equals the loss of whole scores", _lean_loss),
     Row("kernels", "liger", "Liger's kernels follow the model's own", _liger),
+    Row("kernels", "float8", "linear layers in FP8 follow the same job without", _float8),
 )

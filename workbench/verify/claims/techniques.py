@@ -129,6 +129,15 @@ def _tensor_parallel(pods: Pods) -> str:
     return "; ".join(words)
 
 
+def _async_save(pods: Pods) -> str:
+    words = []
+    for technique in ("ddp", "fsdp"):
+        run = pods.train(tiny(pods, technique, async_save=True, save_steps=2))
+        on_device(pods, run)
+        words.append(f"{technique}: {follows(run, pods.train(tiny(pods, technique)))}")
+    return "; ".join(words)
+
+
 def _local_sgd(pods: Pods) -> str:
     pods.need_ranks(2)
     steps = {"max_steps": 24, "lr_scheduler_type": "constant"}
@@ -225,5 +234,6 @@ ROWS = (
         _pipeline,
     ),
     Row("techniques", "zero-quantized", "ZeRO++ sends quantized weights", _quantized, 300.0),
+    Row("techniques", "async-save", "writing checkpoints in a thread changes no loss", _async_save),
     Row("techniques", "resume", "a resumed run repeats the losses of the whole run", _resume),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_PACKAGES = ("bitsandbytes", "flash_attn", "liger_kernel")
+_PACKAGES = ("bitsandbytes", "flash_attn", "liger_kernel", "torchao")
 
 
 def facts_of_rank() -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.json_values import Json, as_str
 from workbench.finetune.options.choices import BITSANDBYTES
+from workbench.finetune.options.refusals.shared import check_others
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -41,6 +42,29 @@ def check_liger(job: FineTuneOptions, gpus: int) -> None:
         raise ConfigError(
             "training 'use_liger_kernel' needs GPUs: Liger's kernels are written in Triton. Drop "
             "it on CPUs, where the loss is computed in pieces anyway"
+        )
+
+
+def check_float8(job: FineTuneOptions) -> None:
+    """Raise ConfigError for options that exclude `float8`."""
+    if not job.float8:
+        return
+    others = {
+        "peft": job.peft != "none",
+        "tensor_parallel": job.tensor_parallel > 1,
+        "use_liger_kernel": bool(job.training.get("use_liger_kernel")),
+        "precision 'fp16'": job.precision == "fp16",
+        "precision 'tf32'": job.precision == "tf32",
+        f"method {job.method!r}": job.method != "sft",
+    }
+    check_others("float8", others)
+
+
+def check_float8_on_cpus(job: FineTuneOptions, gpus: int) -> None:
+    """Raise ConfigError for `float8` beside half formats on CPUs."""
+    if job.float8 and not gpus and job.precision == "bf16":
+        raise ConfigError(
+            "float8 is emulated in fp32 on CPUs, and precision is 'bf16'; drop precision"
         )
 
 
