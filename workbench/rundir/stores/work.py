@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ def _remove(operation: Mapping[str, Any]) -> Answer:
     return {}
 
 
-_OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
+_OPERATIONS = {
     "probe": _probe,
     "list": _list,
     "get": _get,
