@@ -95,12 +95,15 @@ LOAD_TORCH_FIRST = $(addprefix tests/,finetune/plan/test_plan.py finetune/plan/t
 	finetune/results/test_modelfile.py jobs/test_checked_rows.py jobs/test_tensor.py \
 	keeper/test_in_place.py verify/test_facts.py)
 
-# They try hundreds of examples, damages and forms, or draw every view: nearly half of the CPU time of all.
-MANY = $(addprefix tests/,base/test_rpc.py benchmark/test_report.py client/test_broken_states.py \
-	display/test_plots.py display/test_same_facts.py finetune/results/test_kubeflow.py \
-	jobs/test_forms.py jobs/test_ignore_patterns.py keeper/test_attempts.py keeper/test_histories.py \
-	keeper/test_keeper_deaths.py keeper/test_nth_fault.py keeper/test_run_loop.py \
-	pods/test_hostfile.py pods/test_kubeobjects.py rundir/test_damaged.py)
+# They try hundreds of examples, damages and forms, draw every view or read long runs: half of the CPU time of all.
+MANY = $(addprefix tests/,base/test_rpc.py base/test_table.py benchmark/test_read.py \
+	benchmark/test_report.py client/test_broken_states.py display/test_plots.py \
+	display/test_same_facts.py finetune/results/test_kubeflow.py finetune/results/test_recipe.py \
+	jobs/test_forms.py jobs/test_ignore_patterns.py jobs/test_mini.py keeper/test_attempts.py \
+	keeper/test_histories.py keeper/test_keeper_deaths.py keeper/test_nth_fault.py \
+	keeper/test_run_loop.py pods/test_hostfile.py pods/test_kubeobjects.py rundir/test_damaged.py \
+	rundir/test_numbers.py rundir/test_printed_lines.py rundir/test_same_record.py \
+	rundir/test_tail.py rundir/test_thinned.py)
 
 NOT_CHECKED = $(IN_THREADS) $(LOAD_TORCH_FIRST) $(MANY)
 

@@ -82,6 +82,8 @@ def shell_calls(tree: ast.Module) -> list[str]:
     """Calls that hand a string to a shell, or name processes by a pattern."""
     found = []
     for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in ("pkill", "killall"):
+            found.append(f"line {node.lineno}: kills by name")
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)
@@ -94,12 +96,6 @@ def shell_calls(tree: ast.Module) -> list[str]:
             found.append(f"line {node.lineno}: shell=")
         if name.endswith("exec_command") and node.args and isinstance(node.args[0], ast.JoinedStr):
             found.append(f"line {node.lineno}: f-string into exec_command")
-        if any(
-            isinstance(a, ast.Constant) and a.value in ("pkill", "killall")
-            for n in node.args
-            for a in ast.walk(n)
-        ):
-            found.append(f"line {node.lineno}: kills by name")
     return found
 
 

@@ -28,13 +28,16 @@ def handlers() -> Iterator[None]:
 @pytest.fixture
 def waiting() -> Iterator[threading.Thread]:
     """A second thread, which waits."""
+    begun = threading.Event()
     ended = threading.Event()
 
     def wait_for_the_end() -> None:
+        begun.set()
         ended.wait()
 
     thread = threading.Thread(target=wait_for_the_end)
     thread.start()
+    begun.wait()  # a thread counts as started before it runs its function
     yield thread
     ended.set()
     thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -42,13 +43,19 @@ def test_runs_are_found_nearest_first_and_not_within_each_other(tmp_path: Path) 
     assert names(tmp_path / "missing") == []
 
 
-def test_a_cluster_and_its_runs_are_found_and_the_search_can_be_ended(tmp_path: Path) -> None:
+def test_a_cluster_and_its_runs_are_found_and_the_search_can_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cluster.json").write_text("{}")
     run_at(tmp_path / "runs" / "one")
     found = [*find_all(tmp_path)]
     assert [type(paths) for paths in found] == [ClusterPaths, RunPaths]
-    answers = iter((True, False))
-    assert len([*find_all(tmp_path, goes_on=lambda: next(answers))]) == 1
+    # Every look at the clock takes a second of CPU.
+    seconds = itertools.count()
+    monkeypatch.setattr(
+        "workbench.rundir.catalog.find.time.thread_time", lambda: float(next(seconds))
+    )
+    assert len([*find_all(tmp_path, cpu_end_s=1.0)]) == 1
 
 
 def test_a_stamp_changes_with_each_file_of_a_record(tmp_path: Path) -> None:

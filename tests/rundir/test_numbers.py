@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -95,8 +95,7 @@ class World:
     """Pods whose ranks print, the keeper that reads them, and the run directory between both."""
 
     def __init__(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         self.paths = RunPaths(folder)
         self.now = 0.0
         self.full_at: int | None = None
@@ -175,6 +174,7 @@ class World:
         here = self.paths.rank_log(self.attempt, rank, "stdout")
         with here.open("r+b") as file:
             file.truncate(int(here.stat().st_size * cut))
+        self.journal._close_scalars()  # its thread would live as long as the tests
         self.journal = Journal(self.paths)
         with no_file_beyond(-1 if self.full_at is None else self.full_at):
             self.journal.recover(restarts=self.restarts)
@@ -209,6 +209,7 @@ class World:
         self.drain()
         self.room()
         self.drain()
+        self.journal._close_scalars()
         lines = [json.loads(line) for line in self.paths.events.read_text().splitlines()]
         told = [line for line in lines if line["kind"] == "told"]
         for number, times in Counter(line["n"] for line in told).items():
@@ -284,14 +285,16 @@ def scheduled(folder: Path, examples: int) -> int:
     @given(st.lists(ACTS, max_size=40))
     def each(schedule: list[tuple]) -> None:  # type: ignore[type-arg]
         tried.append(schedule)
-        acts(World(folder / "run"), schedule)
+        acts(World(folder / f"run-{len(tried)}"), schedule)
 
     each()
     return len(tried)
 
 
 def test_each_event_is_there_once_and_in_order(tmp_path: Path) -> None:
+    threads = threading.active_count()
     assert scheduled(tmp_path, 150) >= 150
+    assert threading.active_count() <= threads, "a writer of curves is left open"
 
 
 def test_a_disk_that_was_full_for_a_while_and_a_dead_keeper_leave_one_history(

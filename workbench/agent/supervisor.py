@@ -291,8 +291,8 @@ class Agent:
 
     def _begin(self, name: str, *args: object) -> Later:
         def work() -> Reply:
-            function: Callable[..., Reply] = getattr(import_module(_FOLDERS), name)
-            return function(*args)
+            answer: Reply = getattr(import_module(_FOLDERS), name)(*args)
+            return answer
 
         task = self._tasks.begin(work)
         return Later(lambda: self._tasks.result(task))

@@ -82,16 +82,17 @@ class Listing:
         counted as `unread`, and the next look reads them.
         """
         began = time.thread_time()
+        end_s = began + self.look_s
         keepers: dict[Path, bool] = {}
         runs = []
         clusters = []
         unread = 0
 
         def goes_on() -> bool:
-            return time.thread_time() <= began + self.look_s
+            return time.thread_time() < end_s
 
         # Find everything below the folder, until the time is over.
-        places = list(find_all(self._place(folder), goes_on=goes_on))
+        places = list(find_all(self._place(folder), cpu_end_s=end_s))
         cut = not goes_on()
         # The names of runs begin with their time, so the newest are read first.
         for paths in sorted(places, key=lambda paths: paths.root.name, reverse=True):

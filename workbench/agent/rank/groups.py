@@ -23,9 +23,9 @@ _GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "dxg", "kfd", "accel", "davinci")
 
 def changes() -> Mapping[str, Callable[[Any], None]]:
     """Prepare a rank of several. Accelerate opens a group without GPUs only if a variable asks."""
-    found: dict[str, Callable[[Any], None]] = {}
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        return found
+        return {}
+    found = {}
     if _USE_CPU not in os.environ and not has_gpu():
         os.environ[_USE_CPU] = "true"
         found["accelerate.state"] = _connect

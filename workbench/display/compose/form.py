@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,7 +285,7 @@ class _FormView:
         self._place = reserve()
 
     def click(self, action: str) -> None:
-        actions: Mapping[str, Callable[[], None]] = {
+        actions = {
             "start": self._start,
             "rows": self._look_at_data,
             "cancel": self._cancel,

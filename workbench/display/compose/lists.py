@@ -90,7 +90,7 @@ def columns_for(dataset: object) -> str:
 
 def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:
     found = []
-    for paths in find_all(folder, goes_on=lambda: time.thread_time() < end_s):
+    for paths in find_all(folder, cpu_end_s=end_s):
         if isinstance(paths, RunPaths):
             info = records.facts_of(paths.info)
             if info is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from workbench.display.kit.plots.figure import COLOURS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from jinja2.runtime import Macro
 
 
 _BAD = "var(--jp-error-color1, #d32f2f)"
@@ -94,9 +95,9 @@ def styled(
     )
 
 
-def macro(template: str, name: str) -> Callable[..., Markup]:
+def macro(template: str, name: str) -> Macro:
     """Return a macro of a template, to be called with its arguments."""
-    drawing: Callable[..., Markup] = getattr(_environment().get_template(template).module, name)
+    drawing: Macro = getattr(_environment().get_template(template).module, name)
     return drawing
 
 

@@ -155,7 +155,7 @@ class RunPage:
         ]
         tables = [Table(grid) for grid in self._grids]
         draw_page = macro("run.html", "page")
-        return draw_page(
+        html = draw_page(
             facts,
             "GPU memory" if view.memory_kind == "cuda" else "memory",
             self._curves(),
@@ -167,6 +167,7 @@ class RunPage:
             blocks_html(tables),
             TIPS,
         )
+        return Markup(html)
 
     def _curves(self) -> list[tuple[str, str]]:
         """Draw the curves, the loss first. During a run, folded curves have only a title."""

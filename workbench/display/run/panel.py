@@ -6,7 +6,6 @@ Slow drawings take at most a hundredth of a core.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -249,7 +248,7 @@ class RunButtons(ButtonBar):
         def draw_board() -> str:
             return as_html(run.tensorboard())
 
-        actions: dict[str, Callable[[], object]] = {
+        actions = {
             "stop": self._stop,
             "kill": self._kill,
             "stacks": lambda: self._show("asking every rank …", draw_stacks, stacks=True),

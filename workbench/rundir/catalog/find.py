@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -22,14 +24,15 @@ def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
 
 
 def find_all(
-    folder: Path, depth: int = _DEEPEST, goes_on: Callable[[], bool] = lambda: True
+    folder: Path, depth: int = _DEEPEST, cpu_end_s: float = math.inf
 ) -> Iterator[RunPaths | ClusterPaths]:
     """Return directories of runs and clusters at or below a folder, nearest first.
 
-    Run directories are not searched further.
+    Run directories are not searched further. The search ends when the thread's CPU time, as
+    `time.thread_time` counts it, reaches `cpu_end_s`.
     """
     pending = deque([(str(folder), 0)])
-    while pending and goes_on():
+    while pending and time.thread_time() < cpu_end_s:
         place, level = pending.popleft()
         try:
             with os.scandir(place) as entries:

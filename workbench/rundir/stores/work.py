@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,7 @@ def _remove(operation: Mapping[str, Any]) -> Answer:
     return {}
 
 
-_OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
+_OPERATIONS = {
     "probe": _probe,
     "list": _list,
     "get": _get,

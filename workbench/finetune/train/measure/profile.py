@@ -7,7 +7,7 @@ on timers for every step of the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,7 +150,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
     @contextmanager
     def _timed_method(self, owner: Any, name: str) -> Iterator[None]:
-        original: Callable[..., Any] = getattr(owner, name)
+        original = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self._timed(name):
