@@ -17,7 +17,6 @@ from workbench.agent.machine import (
     interfaces,
     own_addresses,
 )
-from workbench.agent.probe.toolkit import installed_ops, nvcc_version, torch_build
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
 from workbench.base.files.records import facts_of
@@ -33,6 +32,9 @@ _BUILD_LOCK_S = 30.0  # a build starts a compiler within a second of taking the 
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
+    # Ranks import this module for their locks.
+    from workbench.agent.probe.toolkit import installed_ops, nvcc_version, torch_build
+
     gpus = [gpu for gpu in GpuWatch(patience_s=_DRIVER_S).latest() if "error" not in gpu]
     gpu_gib, memory_limit_gib = limits(gpus)
     return {
