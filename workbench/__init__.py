@@ -83,6 +83,7 @@ _ELSEWHERE = {
         "FineTuneRun",
         "Predictions",
         "RunResult",
+        "as_completed",
         "compare_predictions",
         "judge_answers",
     ),

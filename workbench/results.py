@@ -1,4 +1,4 @@
-"""Results and answers of runs: classes, and functions that wait for runs and compare answers."""
+"""Results and answers of runs: classes, and functions for waiting and for comparing answers."""
 
 from __future__ import annotations
 

@@ -78,9 +78,11 @@ class FineTuneRun(Run):
         """
         from workbench.finetune.answers.ask import chat
 
-        others = [beside] if isinstance(beside, FineTuneRun) else [*beside]
+        wanted = "a run of a fine-tuning job, or a list of such runs"
+        others = [beside] if isinstance(beside, FineTuneRun) else beside
+        check_type("chat(beside=…)", others, (list, tuple), wanted)
         for other in others:
-            check_type("chat(beside=…)", other, FineTuneRun, "a run of a fine-tuning job")
+            check_type("chat(beside=…)", other, FineTuneRun, wanted)
         return chat(self, before=before, beside=others, system=system)
 
     def evaluate(
