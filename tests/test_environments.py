@@ -273,6 +273,6 @@ def test_what_can_be_known_is_refused_before_anything_starts(
         ConfigError, match=r"look\.py requires Python <3\.11, and pod-0 has Python 3"
     ):
         pods.submit(Script(script))
-    with pytest.raises(ConfigError, match=r"absent\.txt does not exist"):
+    with pytest.raises(ConfigError, match=r"'absent\.txt' does not exist"):
         pods.submit(Script(script, requirements="absent.txt"))
     assert sorted(runs.iterdir()) == before

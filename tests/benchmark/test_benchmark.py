@@ -56,7 +56,8 @@ def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     good, bad = script(tmp_path), script(tmp_path, "raise ValueError('no such column')", "bad")
-    gone = Script(path=str(tmp_path / "gone.py"))
+    gone = script(tmp_path, "", "gone")
+    Path(gone.path).unlink()
     with pytest.raises(ConfigError, match=r"gone\.py does not exist"):
         Benchmark([good, gone], path=tmp_path / "b").run(cluster)
     assert not (tmp_path / "b").exists()

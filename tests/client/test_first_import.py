@@ -11,7 +11,7 @@ LATE = (
     *("pathspec", "re2", "tensorboard", "torch", "transformers"),
     *("workbench.display", "workbench.keeper.link", "workbench.rundir.catalog.store"),
 )
-_MOST_MODULES = 245  # of the package; each costs about a millisecond of CPU
+_MOST_MODULES = 246  # of the package; each costs about a millisecond of CPU
 
 
 def test_the_first_import_loads_no_library_and_no_module_that_waits_for_its_first_use() -> None:

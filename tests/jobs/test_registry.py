@@ -159,6 +159,7 @@ MEMBERS = {
     "needed",
     "packages_in",
     "files_for",
+    "fetch_for_pods",
     "program_on",
     "resumed",
     "restarted_from",

@@ -14,7 +14,7 @@ from workbench.finetune.lm_eval.job import Evaluation
 from workbench.jobs.job import Job
 
 GONE = "no such folder/gone.py"
-LATER = {"model", "dataset", "checkpoints", "metrics", "rewards"}
+LATER = {"model", "dataset", "checkpoints", "resume", "metrics", "rewards"}
 """Paths of a later run, of the pods, or of functions that are tried: submit checks the paths."""
 KINDS: dict[type[Job], dict[str, object]] = {
     FineTune: {},
@@ -65,4 +65,3 @@ def test_the_nearest_file_is_named_and_a_shipped_json_is_none_of_the_user() -> N
     with pytest.raises(ConfigError, match=r"Did you mean 'train\.py'"):
         Script("trian.py")
     assert FineTune(deepspeed="dsconfig/zero1.json").deepspeed
-    assert FineTune(resume="s3://bucket/run").resume

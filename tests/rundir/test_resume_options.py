@@ -21,7 +21,7 @@ SAME = """
     router_aux_loss_coef method method_options model_revision
     model technique peft lora fsdp local_sgd precision learning_rate lr_scheduler_type warmup_steps
     warmup_ratio optimizer weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
-    label_smoothing_factor attn_implementation torch_compile training max_source_length
+    label_smoothing_factor attn_implementation torch_compile float8 training max_source_length
     max_target_length prompt chat_template system loss_on packing seed train_sampling_strategy
     source_language target_language tensor_parallel optimizer_options
     tokens_per_micro_batch

@@ -466,7 +466,7 @@ class FineTuneOptions(Record):
     `RUN_ID`, and every later run reads there; nothing is copied. This machine needs the folder only
     to use the trained model.
     """
-    resume: Annotated[PathText | None, Exists()] = None
+    resume: PathText | None = None
     """Run directory whose last good checkpoint this run continues, or its address.
 
     The address is the run's folder in an object store, such as `s3://bucket/prefix/RUN_ID`. The

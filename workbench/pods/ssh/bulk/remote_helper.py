@@ -6,7 +6,6 @@ of the whole file. With names after it, `send` does the same for files of the fo
 agrees. `take PATH SIZE SHA256` receives a small file. `holds PATH SHA256 STAMP` checks a file.
 `size PATH` reports the size of a file. `offer PATH` sends a file to another pod, and `collect PATH
 PART` receives the file there: over TLS, and both ends have the one key that standard input names.
-`upload PATH` sends a file in parts to the links of an object store that standard input names.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 _CONNECT_S = 10.0
 _OFFERED_S = 60.0  # until the other pod connects, and for each piece
-_PART_TRIES = 3
 _TOLD_S = 1.0  # between two lines about the bytes that have come
 _WRITER_S = 10.0  # for another that writes the same part
 _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not notice for hours
@@ -48,7 +46,6 @@ def main(argv: list[str]) -> int:
         "size": _size,
         "offer": _offer,
         "collect": _collect,
-        "upload": _upload,
     }
     try:
         return verbs[verb](path, *rest)
@@ -360,63 +357,6 @@ def _collect(path: str, part: str) -> int:
 
         with line.makefile("rb") as source:
             return _take_from(path, part, source, answer, asked["sha256"])
-
-
-def _upload(path: str) -> int:
-    """Send a file in parts to an object store. The links have all rights that this needs."""
-    import http.client
-    import urllib.request
-
-    asked = json.loads(sys.stdin.readline())
-    size = _size_of(path)
-    digest = hashlib.sha256()
-    tags: list[str] = []
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        while len(tags) < len(asked["links"]):
-            begin = len(tags) * asked["part_bytes"]
-            count = min(asked["part_bytes"], size - begin)
-            # A store that takes no first part is out of reach. A later part is tried again.
-            for left in reversed(range(_PART_TRIES if tags else 1)):
-                of_part = digest.copy()
-                file.seek(begin)
-                request = urllib.request.Request(
-                    asked["links"][len(tags)],
-                    data=_part(file, count, size, of_part),
-                    headers={
-                        "Content-Length": str(count),
-                        "Content-Type": "application/octet-stream",
-                    },
-                    method="PUT",
-                )
-                try:
-                    with urllib.request.urlopen(request, timeout=_OFFERED_S) as answer:
-                        tags.append(answer.headers["ETag"])
-                    break
-                except (OSError, http.client.HTTPException) as error:
-                    if not left:
-                        # Without the link, which is a right.
-                        why = getattr(error, "reason", error)
-                        raise OSError(f"the store took no part from here: {why}") from None
-                    time.sleep(_TOLD_S)
-            digest = of_part
-    _say(sha256=digest.hexdigest(), tags=tags)
-    return 0
-
-
-def _part(file: io.FileIO, count: int, size: int, digest: hashlib._Hash) -> Iterator[bytes]:
-    """Yield the next bytes of a file, and tell how far the file has gone."""
-    told = time.monotonic()
-    while count:
-        signal.alarm(_SILENCE_S)
-        piece = file.read(min(count, _PIECE))
-        if not piece:
-            return  # it became shorter
-        digest.update(piece)
-        yield piece
-        count -= len(piece)
-        if time.monotonic() > told + _TOLD_S:
-            told = time.monotonic()
-            _say(done=file.tell(), size=size)
 
 
 def _tls(key: str, *, server: bool) -> ssl.SSLContext:

@@ -23,7 +23,7 @@ from workbench.base.json_values import as_int, as_list, as_str
 from workbench.base.messages.lines import from_line, to_line
 from workbench.base.words import pluralize, truncate
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk import remote_helper
+from workbench.pods.ssh.bulk import remote_helper, upload_helper
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.login import marked
@@ -267,8 +267,10 @@ def upload_file(
     Return the SHA-256 of what was sent, and the store's receipts of the parts. Raise RemoteError
     if the pod does not reach the store. What `tell` raises ends the upload.
     """
+    script = Path(upload_helper.__file__).read_text(encoding="utf-8")
+    argv, marker = marked([route.python, "-IS", "-c", script, remote])
     try:
-        with _far_end(route, "upload", remote) as pipe:
+        with Pipe(route.command(argv), marker, route.host, route.login) as pipe:
             _send(pipe, to_line({"part_bytes": part_bytes, "links": [*links]}), route)
             while "sha256" not in (facts := _read_message(pipe, route)):
                 tell(_number(facts, "done", route), _number(facts, "size", route))
