@@ -24,6 +24,7 @@ from workbench.finetune.data.tasks import TASK
 
 _ROWS = 50
 _EMPTY = "(nothing)"
+_WRONG = "✗"
 _ALIKE = 1 / 3  # least share of equal words for marking words
 _REFRESH_S = 0.25
 _INVITES = "Write, and press Enter"
@@ -55,7 +56,11 @@ def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
 
 def predictions_grid(predictions: Predictions, limit: int = 20) -> Grid:
     """Return the first answers of a run beside the expected ones."""
-    shown = f" (the first {count(limit)} shown)" if limit < len(predictions) else ""
+    shown = (
+        f" (the first {count(limit)} shown, wrong answers first)"
+        if limit < len(predictions)
+        else ""
+    )
     answers = Answers(names=["answered"], models=[predictions])
     return replace(_rows(answers, limit), caption=predictions.summary + shown)
 
@@ -120,17 +125,22 @@ def _rows(answers: Answers, limit: int) -> Grid:
             columns.append("right")
     return Grid(
         columns=columns,
-        rows=[_row(row, verdicts, is_judged=bool(judged)) for row in answers.rows[:limit]],
+        rows=[_row(row, verdicts, is_judged=bool(judged)) for row in _wrong_first(answers)[:limit]],
         whole=("exact", "logic", "result", "right"),
         caption=_caption(answers, limit),
         stay=columns[: len(verdicts)] or ["question"],
     )
 
 
+def _wrong_first(answers: Answers) -> Sequence[AnsweredRow]:
+    """Return the rows, those first that the last model answered wrong."""
+    return sorted(answers.rows, key=lambda row: _best(row.answers[-1]) != _WRONG)
+
+
 def _caption(answers: Answers, limit: int) -> str:
     loaded = f" after {duration(answers.load_s)} of loading" if answers.load_s >= 0.05 else ""
     took = f"answered in {duration(answers.answer_s)}{loaded}"
-    shown = f"; the first {count(limit)} shown" if len(answers) > limit else ""
+    shown = f"; the first {count(limit)} shown, wrong answers first" if len(answers) > limit else ""
     alone = len(answers.names) == 1
     said = f"{answers.summary}; {took}" if alone else f"Answers, {took}"
     return said + shown
@@ -171,7 +181,7 @@ def _row(row: AnsweredRow, verdicts: Sequence[str], *, is_judged: bool) -> Seque
 def _mark(verdict: bool | None) -> str:
     if verdict is None:
         return UNKNOWN
-    return "✓" if verdict else "✗"
+    return "✓" if verdict else _WRONG
 
 
 def _compared(expected: str, answered: str) -> tuple[Cell, Cell]:
@@ -192,7 +202,7 @@ def _best(answer: Answer) -> str:
         ("logic", answer.logical_match),
         ("result", answer.execution_match),
     )
-    return next((f"✓ {word}" for word, holds in named if holds), "✗")
+    return next((f"✓ {word}" for word, holds in named if holds), _WRONG)
 
 
 def conversation_doc(
