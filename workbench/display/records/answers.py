@@ -56,13 +56,10 @@ def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
 
 def predictions_grid(predictions: Predictions, limit: int = 20) -> Grid:
     """Return the first answers of a run beside the expected ones."""
-    shown = (
-        f" (the first {count(limit)} shown, wrong answers first)"
-        if limit < len(predictions)
-        else ""
-    )
     answers = Answers(names=["answered"], models=[predictions])
-    return replace(_rows(answers, limit), caption=predictions.summary + shown)
+    shown = _shown(answers, limit)
+    caption = f"{predictions.summary} ({shown})" if shown else predictions.summary
+    return replace(_rows(answers, limit), caption=caption)
 
 
 def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
@@ -125,25 +122,45 @@ def _rows(answers: Answers, limit: int) -> Grid:
             columns.append("right")
     return Grid(
         columns=columns,
-        rows=[_row(row, verdicts, is_judged=bool(judged)) for row in _wrong_first(answers)[:limit]],
+        rows=[_row(row, verdicts, is_judged=bool(judged)) for row in _wrong_first(answers, limit)],
         whole=("exact", "logic", "result", "right"),
         caption=_caption(answers, limit),
         stay=columns[: len(verdicts)] or ["question"],
     )
 
 
-def _wrong_first(answers: Answers) -> Sequence[AnsweredRow]:
-    """Return the rows, those first that the last model answered wrong."""
-    return sorted(answers.rows, key=lambda row: _best(row.answers[-1]) != _WRONG)
+def _wrong_first(answers: Answers, limit: int) -> Sequence[AnsweredRow]:
+    """Return the rows to show, those first that the last model answered wrong.
+
+    If not all rows are shown, right answers are half of the rows.
+    """
+    wrong: list[AnsweredRow] = []
+    other: list[AnsweredRow] = []
+    for row in answers.rows:
+        (wrong if _is_wrong(row) else other).append(row)
+    most = max(limit // 2, limit - len(other))
+    return [*wrong[:most], *other][:limit]
+
+
+def _shown(answers: Answers, limit: int) -> str:
+    """State which rows are shown. Empty: all."""
+    if len(answers) <= limit:
+        return ""
+    if any(_is_wrong(row) for row in answers.rows):
+        return f"{count(limit)} shown, wrong answers first"
+    return f"the first {count(limit)} shown"
+
+
+def _is_wrong(row: AnsweredRow) -> bool:
+    return _best(row.answers[-1]) == _WRONG
 
 
 def _caption(answers: Answers, limit: int) -> str:
     loaded = f" after {duration(answers.load_s)} of loading" if answers.load_s >= 0.05 else ""
     took = f"answered in {duration(answers.answer_s)}{loaded}"
-    shown = f"; the first {count(limit)} shown, wrong answers first" if len(answers) > limit else ""
     alone = len(answers.names) == 1
     said = f"{answers.summary}; {took}" if alone else f"Answers, {took}"
-    return said + shown
+    return "; ".join(filter(None, [said, _shown(answers, limit)]))
 
 
 def _row(row: AnsweredRow, verdicts: Sequence[str], *, is_judged: bool) -> Sequence[Cell]:
