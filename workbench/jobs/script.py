@@ -421,7 +421,8 @@ class Script(Job):
 
         Example:
             >>> text = 'File "/pod-0/runs/r1/script/me/lib/data.py", line 3'
-            >>> Script("/home/me/train.py").in_users_files(text, "r1")
+            >>> job = Script.from_dict({"kind": "script", "path": "/home/me/train.py"})
+            >>> job.in_users_files(text, "r1")
             'File "/home/me/lib/data.py", line 3'
         """
         root = self.folder or Path(self.path).parent
