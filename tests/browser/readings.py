@@ -92,9 +92,13 @@ _TECHNIQUES = r"\b(?:single|ddp|zero[123](?:-offload)?|fsdp|local-sgd)\b"
 
 
 def neutral(lines: Iterable[str], *, techniques: bool = True) -> list[str]:
-    """Make lines neutral; without `techniques`, their names are neutral too."""
+    """Make lines neutral; without `techniques`, their names are neutral too.
+
+    The width of the numbers decides whether a column has room or is named by the fold, so each name
+    of the fold is a line, as in the head of a table.
+    """
     kept = []
-    for line in lines:
+    for line in (each for whole in lines for each in whole.split(" · ")):
         for pattern, word in _RULES:
             line = re.sub(pattern, word, line)
         if not techniques:
@@ -124,11 +128,11 @@ def digest(picture: Path, texts: Mapping[str, list[str]]) -> str:
 
 
 def differences(recorded: Records, texts: Texts) -> list[str]:
-    """The lines that differ from the records, a patch for each part of a picture."""
+    """The lines that differ from the records, in any order, a patch for each part of a picture."""
     found = []
     for picture, record in recorded.items():
         for part, lines in record["texts"].items():
             read = texts[picture][part]
             names = (f"{picture}, {part}: recorded", f"{picture}, {part}: read now")
-            found += difflib.unified_diff(lines, read, *names, n=0, lineterm="")
+            found += difflib.unified_diff(sorted(lines), sorted(read), *names, n=0, lineterm="")
     return found

@@ -146,9 +146,11 @@ def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_boo
     book = open_book(lab.add(notebook(show_runs), "history.ipynb"))
     book.run(0)
     book.see(0, "run-0", 120)
-    rows = book.output(0).locator("table.wb-sort tbody tr")
+    # The second table is that of the fold.
+    table = book.output(0).locator("table.wb-sort").first
+    rows = table.locator("tbody tr")
     assert [text.split()[1] for text in rows.all_inner_texts()] == ["run-2", "run-1", "run-0"]
-    book.output(0).locator("th", has_text="eval").click()
+    table.locator("th", has_text="eval").click()
     until(
         lambda: [text.split()[1] for text in rows.all_inner_texts()] == ["run-1", "run-0", "run-2"],
         120,
@@ -158,7 +160,7 @@ def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_boo
     compare.click()
     book.see(0, "Tick two runs or more.", 30)
     for run in ("run-1", "run-2"):
-        book.output(0).locator("tr", has_text=run).get_by_role("checkbox").check()
+        table.locator("tr", has_text=run).get_by_role("checkbox").check()
     compare.click()
     assert "run-0" not in book.see(0, "Results", 60).partition("Loss over optimizer steps")[2]
     book.output(0).locator("svg.wb-plot").wait_for()
