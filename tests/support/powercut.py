@@ -139,8 +139,8 @@ def after(image: str, disk: str, path: str, moment: str) -> dict[str, object]:
     run = Run.load(path)
     ended = run.wait(progress=False)
     cluster = Cluster.attach(Path(disk, "cluster"))
-    job: Script | FineTune = Script(Path(disk, "job", "next.py"))
     Path(disk, "job", "next.py").write_text("print('fine')\n")
+    job: Script | FineTune = Script(Path(disk, "job", "next.py"))
     told: dict[str, object] = {}
     if moment == "training":
         step = newest_good(Path(path)).step
