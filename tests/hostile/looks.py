@@ -154,7 +154,7 @@ def called(name: str, function: Callable[..., object], reader: Reader, run: Run)
             arguments[parameter.name] = other(reader, run)
         elif parameter.default is parameter.empty:
             arguments[parameter.name] = known[parameter.name]()
-    if name == "wait":
+    if name in ("wait", "as_completed"):
         arguments["timeout_s"] = 0.1
     return function(**arguments)
 

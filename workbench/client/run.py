@@ -441,6 +441,10 @@ class Run(LiveDisplayable):
             Detached: An interrupt came (the notebook's stop button); the run continues.
         """
         check_type("wait(timeout_s=…)", timeout_s, (Real, NoneType), "seconds, or None")
+        return self._waited(timeout_s, progress=progress)
+
+    def _waited(self, timeout_s: float | None, *, progress: bool) -> RunResult:
+        """Wait for a public function, whose caller sees the warnings."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         successors = _SUCCESSORS
         asked_s = time.monotonic()
@@ -465,7 +469,7 @@ class Run(LiveDisplayable):
                         with suppress(OSError):  # unreadable now: the next look draws it
                             draw()
                     elif not warned:
-                        warnings.warn(self.message, RuntimeWarning, stacklevel=2)
+                        warnings.warn(self.message, RuntimeWarning, stacklevel=3)
                         warned = True
                     # The keeper has the result in memory, even if no file could hold it.
                     if time.monotonic() > asked_s + _ASK_S:
@@ -700,7 +704,7 @@ def as_completed(runs: Iterable[Run], timeout_s: float | None = None) -> Iterato
             # A lost run may have a new keeper, which `wait` looks for.
             patience_s = 2 * _LOST_S if run.state is RunState.LOST else 0.0
             try:
-                run.wait(patience_s, progress=False)
+                run._waited(patience_s, progress=False)
             except TimeoutError:
                 continue
             del waiting[path]
