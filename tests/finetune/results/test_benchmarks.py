@@ -217,7 +217,7 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
     assert "nearest: mine_choice" in str(refused.value)
     assert "'mine_broken'" in str(refused.value)
     assert "'mine_write'" not in str(refused.value)
-    with pytest.raises(ConfigError, match="include_path '.*absent' does not exist"):
+    with pytest.raises(ConfigError, match=r"include_path '.*absent' does not exist"):
         run.evaluate(["mine_choice"], include_path=tmp_path / "absent")
     with pytest.raises(ConfigError, match="is no folder on this machine"):
         run.evaluate(["mine_choice"], include_path=tmp_path / "mixed" / "broken.yaml")
