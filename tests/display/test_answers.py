@@ -118,7 +118,7 @@ def test_several_models_stand_side_by_side() -> None:
 def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
     many = Answers(names=("answered",), models=(answered(*[answer(EXPECTED)] * 60),))
     assert "60 rows" in str(many)
-    assert says(many, "; the first {} shown", 50)
+    assert says(many, "the first {} shown", 50)
     assert many._repr_html_().count("<tr>") == 51
 
 
