@@ -16,7 +16,7 @@ from tests.fakes.s3server import SECRET, S3Server, s3_server
 from tests.pods.test_store import PodHere
 from workbench.base.errors import RunError
 from workbench.keeper.link import files
-from workbench.keeper.run.pod_uploads import PodUploads
+from workbench.keeper.link.pod_uploads import PodUploads
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import pipe
 from workbench.pods.ssh.bulk.transfer import LARGE, SshRoute

@@ -16,7 +16,7 @@ from tests.fakes.smalldisk import small_disk
 from tests.support.forkedruns import Plan, Ran
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
-from workbench.finetune.checkpoint.tensor_tree import TENSORS, read_tree, write_tree
+from workbench.finetune.checkpoint.tensor_tree import TENSORS, packed, read_tree, write_packed
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.rundir.checkpoints import problem_of, write_manifest
 
@@ -168,7 +168,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(ran: dict[str, Ran]) -
 def part(folder: Path, tree: object) -> Path:
     made = folder / "resume" / "rank-0"
     made.mkdir(parents=True)
-    write_tree(made, tree)
+    write_packed(made, packed(tree))
     write_manifest(made, step=4, rank=0, world_size=1)
     return made
 
@@ -188,7 +188,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (back["view"].tolist(), back["twice"][0].tolist()) == ([2.0, 3.0], shared.tolist())
     assert back["twice"][0] is back["twice"][1]
     with pytest.raises(RunError, match=sentence("give this job save_steps=0", "PosixPath")):
-        write_tree(tmp_path, {"path": tmp_path})
+        write_packed(tmp_path, packed({"path": tmp_path}))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../state.json", "/etc/passwd", "a\0b"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.finetune.checkpoint.tensor_tree import TENSORS, write_tree
+from workbench.finetune.checkpoint.tensor_tree import TENSORS, packed, write_packed
 from workbench.finetune.techniques.zero.state import Stage3State, ZeroState
 from workbench.finetune.train import checkpoints as module
 from workbench.finetune.train.checkpoints import Checkpoints
@@ -62,7 +62,9 @@ class Rank:
         for rank in range(ranks):
             part = self.shared / "checkpoints" / f"step-{step}" / "pods" / f"rank-{rank}"
             part.mkdir(parents=True)
-            write_tree(part, {"step": step, "engine": torch.tensor([step + rank]), "best": {}})
+            write_packed(
+                part, packed({"step": step, "engine": torch.tensor([step + rank]), "best": {}})
+            )
             write_manifest(part, step=step, rank=rank, world_size=ranks)
 
     def link(self, step: int) -> None:
@@ -170,7 +172,7 @@ def test_a_rank_of_another_number_reads_only_its_own_rows(
     for each in range(SAVED):
         part = rank.shared / "checkpoints" / "step-4" / "pods" / f"rank-{each}"
         part.mkdir(parents=True)
-        write_tree(part, {"step": 4, "engine": flat(each), "best": {}})
+        write_packed(part, packed({"step": 4, "engine": flat(each), "best": {}}))
         write_manifest(part, step=4, rank=each, world_size=SAVED)
     rank.link(4)
     checkpoints = rank.begin(resumes=True)

@@ -48,10 +48,6 @@ def packed(tree: object, *, copies: bool = False) -> Packed:
     return Packed(text, tensors)
 
 
-def write_tree(folder: Path, tree: object) -> None:
-    write_packed(folder, packed(tree))
-
-
 def write_packed(folder: Path, tree: Packed) -> None:
     text = tree.text
     sizes = [tensor.numel() * tensor.element_size() for tensor in tree.tensors.values()]

@@ -12,8 +12,8 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import records
 from workbench.base.words import short_list
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.pod_uploads import PodUploads
 from workbench.keeper.resource_limits import start_thread
-from workbench.keeper.run.pod_uploads import PodUploads
 from workbench.rundir.checkpoints import number_in
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.journal import Journal
